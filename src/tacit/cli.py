@@ -1,0 +1,322 @@
+"""The command line. Every command is a few calls into the library."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from tacit import methods as registry
+from tacit.config import config, parse_pairs
+from tacit.core.rounds import Plan, Progress
+from tacit.data import imported, sources
+from tacit.data.summary import summarise
+from tacit.errors import UserError
+from tacit.runs import report
+from tacit.runs.compare import Row, compare, sanity
+from tacit.runs.run import Run, Summary, Watch, reopen, start
+
+app = typer.Typer(
+    help="Federated recommendation: learn from people's tastes while the tastes stay on their devices.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Data sets: list, show, fetch, import.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+DataName = Annotated[str, typer.Option("--data", help="data set; `tacit data list` names them")]
+ProtocolName = Annotated[str, typer.Option("--protocol", help="strict, paper, symmetric or ratio")]
+Rounds = Annotated[int | None, typer.Option("--rounds", help="rounds; the method's own by default")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="a setting of the method, key=value; repeatable")]
+Clients = Annotated[int, typer.Option("--clients", help="clients of many users; 0: one client per user")]
+AtLeast = Annotated[int, typer.Option("--min-interactions", help="only users with at least this many")]
+Select = Annotated[str, typer.Option("--select", help="validation metric that chooses the reported round")]
+Every = Annotated[int, typer.Option("--evaluate-every", help="validate every so many rounds")]
+Patience = Annotated[int, typer.Option("--patience", help="stop after so many validations without a better one")]
+Threads = Annotated[int, typer.Option("--threads", help="threads; 0: one per core")]
+Chunk = Annotated[int, typer.Option("--chunk", help="clients stacked at a time, at most")]
+Mapped = Annotated[bool, typer.Option("--mapped", help="keep the clients' state in memory-mapped files")]
+AsJson = Annotated[bool, typer.Option("--json", help="print the summary as the last line")]
+
+
+@app.command("run")
+def run_command(
+    method: Annotated[str, typer.Argument(help="`tacit methods` names them")] = "fedmf",
+    data: DataName = "ml-100k",
+    protocol: ProtocolName = "strict",
+    rounds: Rounds = None,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+    settings: Settings = None,
+    clients: Clients = 0,
+    min_interactions: AtLeast = 0,
+    select: Select = "NDCG@10",
+    evaluate_every: Every = 1,
+    patience: Patience = 0,
+    threads: Threads = 0,
+    chunk: Chunk = 64,
+    mapped: Mapped = False,
+    folder: Annotated[Path | None, typer.Option("--out", help="the run's folder")] = None,
+    sanity_rows: Annotated[bool, typer.Option("--sanity/--no-sanity", help="popularity, EASE, oracle")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Train a method on real data, evaluate it, and show what it would recommend."""
+    asked = config(
+        method=method,
+        data=data,
+        protocol=protocol,
+        rounds=rounds,
+        seed=seed,
+        settings=parse_pairs(settings or []),
+        clients=clients,
+        min_interactions=min_interactions,
+        select=select,
+        evaluate_every=evaluate_every,
+        patience=patience,
+        threads=threads,
+        chunk=chunk,
+        mapped=mapped,
+    )
+    with downloading() as progress:
+        run = start(asked, folder, progress)
+    out.print(f"{method} on {data}, protocol {protocol}, seed {seed} → {run.folder.path}")
+    _finish(run, sanity_rows, as_json)
+
+
+@app.command("compare")
+def compare_command(
+    names: Annotated[list[str], typer.Argument(metavar="METHOD…")],
+    data: DataName = "ml-100k",
+    protocol: ProtocolName = "strict",
+    rounds: Rounds = None,
+    seeds: Annotated[str, typer.Option("--seeds", help="as in 0,1,2")] = "0",
+    settings: Settings = None,
+    clients: Clients = 0,
+    min_interactions: AtLeast = 0,
+    select: Select = "NDCG@10",
+    evaluate_every: Every = 1,
+    patience: Patience = 0,
+    threads: Threads = 0,
+    folder: Annotated[Path | None, typer.Option("--out", help="keep the runs here; finished ones are reused")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run several methods on the same ground and print one table."""
+    try:
+        numbers = [int(part) for part in seeds.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds {seeds} is not a list of whole numbers; write it as in 0,1,2") from None
+    with downloading() as progress:
+        sources.load(data, min_interactions, progress)
+    with rounds_bar() as watching:
+        rows = compare(
+            names,
+            numbers,
+            folder,
+            lambda asked: watching(f"{asked.method} seed {asked.seed}"),
+            data=data,
+            protocol=protocol,
+            rounds=rounds,
+            settings=parse_pairs(settings or []),
+            clients=clients,
+            min_interactions=min_interactions,
+            select=select,
+            evaluate_every=evaluate_every,
+            patience=patience,
+            threads=threads,
+        )
+    _table(rows)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(run) for row in rows for run in row.runs]))
+
+
+@app.command("resume")
+def resume_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    sanity_rows: Annotated[bool, typer.Option("--sanity/--no-sanity", help="popularity, EASE, oracle")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a run that was stopped."""
+    with downloading() as progress:
+        run = reopen(folder, progress)
+    _finish(run, sanity_rows, as_json)
+
+
+@app.command("recommend")
+def recommend_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    user: Annotated[str, typer.Option("--user", help="a user id of the data set")],
+    k: Annotated[int, typer.Option("-k", min=1)] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """What a run's best model recommends to a user."""
+    run = reopen(folder)
+    found = run.recommend(user, k)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(line) for line in found]))
+    else:
+        out.print(report.recommendations(user, run.recent(user), found))
+
+
+@app.command("methods")
+def methods_command() -> None:
+    """Every method, with its settings."""
+    table = Table("method", "what it is", "settings", title_justify="left")
+    for name, cls in registry.known().items():
+        about = (cls.__doc__ or "").strip().splitlines()[0]
+        fields = ", ".join(f"{f.name}={_short(f.default)}" for f in dataclasses.fields(cls))
+        table.add_row(name, about + (f" ({cls.paper})" if cls.paper else ""), fields)
+    out.print(table)
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """Every data set, and whether it is on this machine."""
+    table = Table("data set", "what it is", "on this machine")
+    for name in sources.names():
+        here = name == "demo" or sources.find(name) is not None
+        table.add_row(name, sources.describe(name), "yes" if here else "no")
+    out.print(table)
+
+
+@data_app.command("show")
+def data_show(name: str, min_interactions: AtLeast = 0) -> None:
+    """Counts and a histogram of interactions per user."""
+    with downloading() as progress:
+        data = sources.load(name, min_interactions, progress)
+    out.print(f"[bold]{name}[/bold]: {sources.describe(name)}")
+    for line in report.data_figures(summarise(data)):
+        out.print(line, markup=False)
+
+
+@data_app.command("fetch")
+def data_fetch(name: str) -> None:
+    """Download a data set into the cache."""
+    with downloading() as progress:
+        path = sources.fetch(name, progress)
+    out.print(f"{name} is in {path}")
+
+
+@data_app.command("import")
+def data_import(
+    file: Path,
+    name: Annotated[str, typer.Option("--name", help="what to call it")],
+    user: Annotated[str, typer.Option("--user", help="column of user ids")] = "user",
+    item: Annotated[str, typer.Option("--item", help="column of item ids")] = "item",
+    time: Annotated[str | None, typer.Option("--time", help="column of times")] = None,
+    title: Annotated[str | None, typer.Option("--title", help="column of item titles")] = None,
+) -> None:
+    """Take in your own CSV or Parquet file; afterwards it is a data set like any other."""
+    data = imported.import_file(file, name, user, item, time, title)
+    out.print(f"imported [bold]{name}[/bold]; try: tacit run --data {name}")
+    for line in report.data_figures(summarise(data)):
+        out.print(line, markup=False)
+
+
+def main() -> None:
+    """Entry point: bad input ends with one sentence and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        err.print(f"tacit: {error}", markup=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        err.print("stopped", markup=False)
+        sys.exit(130)
+
+
+def _finish(run: Run, sanity_rows: bool, as_json: bool) -> None:
+    """Train to the end and show everything a newcomer wants to see."""
+    path = run.folder.path
+    try:
+        with rounds_bar() as watching:
+            summary = _summary(run, watching(run.config.method))
+            rows = [Row(run.config.method, (summary,))]
+            if sanity_rows:
+                names = [n for n in ("popularity", "ease", "oracle") if n != run.config.method]
+                rows += sanity(run.config, names)
+    except KeyboardInterrupt:
+        err.print(f"stopped; go on with: tacit resume {path}", markup=False, soft_wrap=True)
+        sys.exit(130)
+    _table(rows)
+    out.print(report.groups(summary))
+    for user in _some_users(run):
+        out.print(report.recommendations(user, run.recent(user), run.recommend(user)))
+    if as_json:
+        print(json.dumps(dataclasses.asdict(summary)))
+
+
+def _summary(run: Run, watch: Watch | None) -> Summary:
+    finished = run.folder.summary
+    return Summary(**finished) if finished else run.go_on(watch)
+
+
+def _some_users(run: Run, count: int = 2) -> list[str]:
+    """A user or two of ordinary activity, the same every time."""
+    lengths = run.split.train.lengths
+    evaluated = [u for u in lengths.argsort(kind="stable").tolist() if len(run.split.test[u])]
+    middle = len(evaluated) // 2
+    return [str(run.split.data.user_ids[u]) for u in evaluated[middle : middle + count]]
+
+
+def _table(rows: list[Row]) -> None:
+    out.print(report.comparison(rows))
+    for line in report.remarks(rows):
+        out.print(line, markup=False)
+
+
+@contextmanager
+def downloading() -> Iterator[Any]:
+    """A bar for downloads; silent when output is not a terminal."""
+    with Bar(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=err, transient=True) as bar:
+        tasks: dict[str, Any] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if not err.is_terminal:
+                return
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total or None)
+            bar.update(tasks[what], completed=done, total=total or None)
+
+        yield show
+
+
+@contextmanager
+def rounds_bar() -> Iterator[Any]:
+    """A bar with the round, the validation metric and the time left; none when output is not a terminal."""
+    shape = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Bar(*shape, console=err, transient=True, disable=not err.is_terminal) as bar:
+
+        def watching(name: str) -> Watch:
+            task = bar.add_task(name, total=1, note="")
+
+            def watch(progress: Progress, plan: Plan) -> None:
+                valid = next((r.valid for r in reversed(progress.history) if r.valid), None)
+                note = f"valid {plan.select} {valid[plan.select]:.4f}" if valid else ""
+                bar.update(task, completed=progress.round, total=plan.rounds, note=note)
+
+            return watch
+
+        yield watching
+
+
+def _short(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,104 @@
+"""What a run is made of, checked before anything starts."""
+
+import dataclasses
+import json
+import types
+import typing
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from tacit.core.method import Method
+from tacit.data.splits import Protocol
+from tacit.errors import UserError, unknown
+from tacit.evaluation.metrics import KS, NAMES
+
+
+class RunConfig(BaseModel):
+    """Everything that decides a run's outcome, and where it runs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: str
+    data: str = "ml-100k"
+    protocol: Protocol = "strict"
+    seed: int = 0
+    settings: dict[str, Any] = Field(default_factory=dict)  # of the method, --set
+    rounds: Annotated[int, Field(ge=1)] | None = None  # the method's own where None
+    clients: Annotated[int, Field(ge=0)] = 0  # clients of many users; 0: one client per user
+    min_interactions: Annotated[int, Field(ge=0)] = 0
+    select: str = "NDCG@10"  # validation metric that chooses the reported round
+    evaluate_every: Annotated[int, Field(ge=1)] = 1
+    patience: Annotated[int, Field(ge=0)] = 0
+    checkpoint_every: Annotated[int, Field(ge=1)] = 1
+    mapped: bool = False  # keep the clients' state in memory-mapped files
+
+    # where it runs; the outcome does not depend on these
+    threads: Annotated[int, Field(ge=0)] = 0  # 0: one per core
+    chunk: Annotated[int, Field(ge=1)] = 64
+
+
+def config(**values: Any) -> RunConfig:
+    """A checked configuration; a wrong value raises one sentence."""
+    known = RunConfig.model_fields
+    for key in values:
+        if key not in known:
+            raise unknown("option", key, known)
+    try:
+        made = RunConfig(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{name}={first['input']!r} does not do: {_lower(first['msg'])}") from None
+    metrics = [f"{name}@{k}" for name in NAMES for k in KS]
+    if made.select not in metrics:
+        raise unknown("metric", made.select, metrics)
+    return made
+
+
+def build(cls: type[Method], settings: dict[str, Any]) -> Method:
+    """A method with its settings, each checked against the field's type."""
+    kinds = get_type_hints(cls)
+    fields = {f.name: kinds[f.name] for f in dataclasses.fields(cls)}
+    values = {}
+    for key, value in settings.items():
+        if key not in fields:
+            raise unknown(f"setting of {cls.name}", key, fields)
+        values[key] = _parse(cls, key, value, fields[key])
+    return cls(**values)
+
+
+def parse_pairs(pairs: list[str]) -> dict[str, str]:
+    """`key=value` words from the command line."""
+    out = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign or not key:
+            raise UserError(f"'{pair}' is not a setting; write key=value, as in --set dim=32")
+        out[key] = value
+    return out
+
+
+def _parse(cls: type[Method], key: str, value: Any, kind: Any) -> Any:
+    """A value of the field's type; text is read as JSON first and as a comma list for tuples."""
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    tried = [value]
+    if isinstance(value, str):
+        if typing.get_origin(kind) is tuple:
+            tried = [[part for part in value.strip("()[] ").split(",") if part.strip()]]
+        elif _is_optional(kind) and value.lower() in ("none", "null"):
+            return None
+    try:
+        return adapter.validate_python(tried[0])
+    except ValidationError as error:
+        reason = _lower(error.errors()[0]["msg"])
+        shown = value if isinstance(value, str) else json.dumps(value, default=str)
+        raise UserError(f"{key}={shown} does not do for {cls.name}: {reason}") from None
+
+
+def _is_optional(kind: Any) -> bool:
+    return isinstance(kind, types.UnionType) and type(None) in typing.get_args(kind)
+
+
+def _lower(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]

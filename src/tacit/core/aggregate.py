@@ -1,0 +1,46 @@
+"""Means over uploads that arrive chunk by chunk: nothing larger than the result is kept."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from tacit.core.payload import Payload, Rows, Shared, State
+
+
+def weighted_mean(uplinks: Iterable[Payload], *names: str, weight: str = "weight") -> State:
+    """Σ_c w_c x_c / Σ_c w_c of each named field, w_c from the field `weight`.
+
+    Sums run in double precision, so that the order of the chunks does not show. A table that came as touched
+    rows is summed as its change against the base, which is the same and costs only those rows.
+    """
+    sums: dict[str, Tensor] = {}
+    bases: dict[str, Tensor] = {}
+    total = 0.0
+    for up in uplinks:
+        weights = up[weight].double()
+        total += float(weights.sum())
+        for name in names:
+            field = up.fields[name]
+            assert not isinstance(field, Shared), f"'{name}' is shared: a mean needs a value per client"
+            if isinstance(field, Rows):
+                bases[name] = field.base
+                sums.setdefault(name, torch.zeros(field.base.shape, dtype=torch.float64))
+                change = field.change().double() * weights.view(-1, *[1] * (field.value.dim() - 1))
+                sums[name].index_add_(0, field.rows.flatten(), change.flatten(0, 1))
+            else:
+                part = torch.tensordot(weights, field.value.double(), dims=1)
+                sums[name] = sums[name] + part if name in sums else part
+    if not total:
+        return {}
+    return {n: (bases.get(n, 0) + s / total).float() for n, s in sums.items()}
+
+
+def plain_sum(uplinks: Iterable[Payload], *names: str) -> State:
+    """Σ_c x_c of each named field, in double precision."""
+    sums: dict[str, Tensor] = {}
+    for up in uplinks:
+        for name in names:
+            part = up[name].double().sum(0)
+            sums[name] = sums[name].add_(part) if name in sums else part
+    return sums

@@ -1,0 +1,161 @@
+"""Who runs the clients: here all of them on this machine, a thread per core over cache-sized chunks."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tacit.core.local import local_round
+from tacit.core.method import Method
+from tacit.core.payload import Payload, State
+from tacit.core.store import ClientStore
+from tacit.data.cohort import Cohort, Federation
+
+CHUNK = 64  # clients of a chunk, at most
+ROWS = 24_000  # touched rows of a chunk, at most: its tables and their moments then stay in the cache
+SCORES = 4_000_000  # scores of a block when ranking, at most
+
+T = TypeVar("T")
+
+
+@dataclass
+class Traffic:
+    """What a round moved and how it went."""
+
+    bytes_down: int = 0
+    bytes_up: int = 0
+    clients: int = 0
+    losses: list[float] = field(default_factory=list)
+    weights: list[int] = field(default_factory=list)
+
+    @property
+    def loss(self) -> float:
+        """Mean training loss over the clients."""
+        return float(np.average(self.losses, weights=self.weights)) if self.losses else float("nan")
+
+
+class Fleet(Protocol):
+    """The seam between simulation and real machines: the rounds loop knows no more than this."""
+
+    federation: Federation
+
+    def train(self, server: State, ids: Tensor, round: int, traffic: Traffic) -> Iterator[Payload]:
+        """Train these clients for a round and yield their uploads, chunk by chunk."""
+
+    def scores(self, server: State, phase: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (users (n,), logits (n, M)) for every user."""
+
+
+class SimulatedFleet:
+    """All clients of a federation in this process."""
+
+    def __init__(
+        self,
+        method: Method,
+        federation: Federation,
+        chunk: int = CHUNK,
+        threads: int | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self.method = method
+        self.federation = federation
+        self.chunk = chunk
+        self.threads = threads or os.cpu_count() or 1
+        self.store = ClientStore(method, federation, folder)
+
+    def train(self, server: State, ids: Tensor, round: int, traffic: Traffic) -> Iterator[Payload]:
+        """Train these clients for a round and yield their uploads in the order of the chunks."""
+
+        def work(chunk: Tensor) -> tuple[Payload, Payload, Tensor]:
+            data = self.federation.cohort(chunk, round, self.method.negatives, self.method.every_row)
+            down = self.method.downlink(server, chunk)
+            kept, up, loss = local_round(self.method, self.store.read(data), down, data)
+            self.store.write(data, kept)
+            return down, up, loss
+
+        for down, up, loss in self._each(work, self.chunks(ids)):
+            traffic.bytes_down += down.nbytes()
+            traffic.bytes_up += up.nbytes()
+            traffic.clients += len(up.ids)
+            traffic.losses.append(float(loss.mean()))
+            traffic.weights.append(len(up.ids))
+            yield up
+
+    def scores(self, server: State, phase: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (users (n,), logits (n, M)) for every user, as its client would compute them."""
+        members = self.federation.members.lengths
+        most = max(1, SCORES // (self.federation.n_items * int(members.max(initial=1))))
+        block = max(1, SCORES // self.federation.n_items)
+
+        def work(ids: Tensor) -> list[tuple[Tensor, Tensor]]:
+            down = self.method.downlink(server, ids)
+            whole = self.federation.people(ids)
+            return [self._score(down, whole.with_users(users), phase) for users in torch.split(whole.users, block, 1)]
+
+        for blocks in self._each(work, torch.split(torch.arange(self.federation.n_clients), most)):
+            yield from blocks
+
+    def scores_of(self, server: State, user: int, phase: str) -> Tensor:
+        """(M,) logits of one user."""
+        ids = torch.tensor([self.federation.client_of(user)])
+        data = self.federation.people(ids).with_users(torch.tensor([[user]]))
+        return self._score(self.method.downlink(server, ids), data, phase)[1][0]
+
+    @torch.no_grad()
+    def _score(self, down: Payload, data: Cohort, phase: str) -> tuple[Tensor, Tensor]:
+        p = self.method.serve(self.store.read(data), down, data, phase)
+        logits = self.method.score(p, self.method.view(p))  # (C, U, M), or (C, 1, M) where no user differs
+        there = data.users >= 0
+        return data.users[there], logits.expand(*data.users.shape, -1)[there]
+
+    def chunks(self, ids: Tensor) -> list[Tensor]:
+        """Cut clients into chunks of similar length, the long ones first."""
+        sizes = self.federation.sizes[ids.numpy()]
+        order = np.argsort(-sizes, kind="stable")
+        out: list[Tensor] = []
+        start = 0
+        for end in range(1, len(order) + 1):
+            widest = min(int(sizes[order[start]]) * (1 + self.method.negatives), self.federation.n_items)
+            full = end - start == self.chunk or (end - start + 1) * max(widest, 1) > ROWS
+            if full or end == len(order):
+                out.append(ids[torch.from_numpy(order[start:end].copy())])
+                start = end
+        return out
+
+    def _each(self, work: Callable[[Tensor], T], chunks: Iterable[Tensor]) -> Iterator[T]:
+        """Results in the order of the chunks, a few chunks ahead of the reader."""
+        with single_threaded_torch():
+            if self.threads == 1:
+                yield from map(work, chunks)
+                return
+            with ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                ahead: deque[Future[T]] = deque()
+                try:
+                    for chunk in chunks:
+                        ahead.append(pool.submit(work, chunk))
+                        if len(ahead) > 2 * self.threads:
+                            yield ahead.popleft().result()
+                    while ahead:
+                        yield ahead.popleft().result()
+                finally:
+                    for future in ahead:
+                        future.cancel()
+
+
+@contextmanager
+def single_threaded_torch() -> Iterator[None]:
+    """Threads over chunks beat threads inside operations: chunks are small and there are many."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

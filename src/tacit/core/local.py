@@ -1,0 +1,47 @@
+"""The first of the two loops: training on clients, stacked. The same code runs in simulation and on a device."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from tacit.core.method import Method, Phase
+from tacit.core.optim import Stacked
+from tacit.core.payload import Payload, State
+from tacit.data.cohort import Batch, Cohort
+
+
+def local_round(method: Method, clients: State, down: Payload, data: Cohort) -> tuple[State, Payload, Tensor]:
+    """Train C clients for one round: (what they keep, what they send, their mean loss in the last epoch (C,))."""
+    p = method.receive(clients, down, data)
+    loss = torch.zeros(len(data.ids))
+    for number, phase in enumerate(method.phases(data.round)):
+        p, loss = _train(method, p, phase, number, data)
+    return method.keep(p), method.uplink(p, down, data), loss
+
+
+def _train(method: Method, p: State, phase: Phase, number: int, data: Cohort) -> tuple[State, Tensor]:
+    names = sorted({name for turn in phase.turns for name in turn})
+    p = p | {n: p[n].clone().requires_grad_() for n in names}
+    optimiser = Stacked({n: p[n] for n in names}, phase.optimizer, phase.decay)
+    mean = torch.zeros(len(data.ids))
+    for epoch in range(phase.epochs):
+        p |= method.epoch_start(p)
+        last = epoch == phase.epochs - 1
+        for batch in data.batches(number, epoch, phase.batch):
+            for turn in phase.turns:
+                loss = _step(p, phase, batch, turn, optimiser)
+            if last:
+                mean += loss * batch.size * batch.active
+    p = {n: x.detach() for n, x in p.items()}
+    return p, mean / data.samples.clamp(min=1)
+
+
+def _step(p: State, phase: Phase, batch: Batch, turn: Mapping[str, float], optimiser: Stacked) -> Tensor:
+    """One step of each active client; a leaf that the loss does not reach stays."""
+    loss = phase.loss(p, batch)  # (C,)
+    # each client's loss depends on its own leaves alone, so the gradient of the sum is everyone's own gradient
+    grads = torch.autograd.grad(loss, [p[n] for n in turn], torch.ones_like(loss), allow_unused=True)
+    moved = {n: g for n, g in zip(turn, grads, strict=True) if g is not None}
+    optimiser.step(moved, turn, batch.runs)
+    return loss.detach()

@@ -1,0 +1,142 @@
+"""What a method is: settings and pure hooks over stacked clients. The defaults are FedMF."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from tacit import rng
+from tacit.core.aggregate import weighted_mean
+from tacit.core.optim import Optimizer
+from tacit.core.payload import Each, Field, Payload, Rows, Shared, State
+from tacit.core.scorers import dot, pair_bce, pick, row_bce
+from tacit.data.cohort import Batch, Cohort, Federation
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of local training: which leaves move, at which rate, against which loss."""
+
+    turns: tuple[Mapping[str, float], ...]  # rate per leaf; every batch takes these turns one after another
+    loss: Callable[[State, Batch], Tensor]  # -> (C,)
+    epochs: int = 1
+    batch: int = 256  # 0: everything in one step
+    optimizer: Optimizer = "adam"
+    decay: float = 1.0  # of the rates, per step
+
+
+@dataclass(frozen=True)
+class Method:
+    """Settings and hooks. A method owns no loop, no file, no log and no seed.
+
+    Leaves are tensors with a leading axis C. `shared` ones come from the server and go back to it; `private`
+    ones stay; `tables` have a row per item, which the engine may cut down to the rows touched in a round;
+    `per_user` ones have a second axis U and belong to a user rather than to a client.
+    """
+
+    dim: int = 16  # d
+    lr: float = 0.01
+    epochs: int = 10  # local epochs a round
+    batch: int = 256
+    negatives: int = 4  # per positive, redrawn every round
+    rounds: int = 100
+    fraction: float = 1.0  # of the clients, a round; above 1 a number of clients
+    optimizer: Optimizer = "adam"
+    init: float = 0.01  # standard deviation of the starting values
+
+    name: ClassVar[str] = "fedmf"
+    paper: ClassVar[str] = ""
+    shared: ClassVar[tuple[str, ...]] = ("items",)
+    private: ClassVar[tuple[str, ...]] = ("user",)
+    per_user: ClassVar[tuple[str, ...]] = ("user",)
+    tables: ClassVar[tuple[str, ...]] = ("items",)
+    every_row: ClassVar[bool] = False  # train on all M rows, for losses over the whole table
+    pooled: ClassVar[bool] = False  # a centralised reference: one client holds all users
+    scored_with: ClassVar[Literal["server", "own"]] = "server"  # whose table a client ranks with
+
+    def init_server(self, federation: Federation) -> State:
+        """The server's state before the first round."""
+        return {"items": self.noise(federation, "items", federation.n_items, self.dim)}
+
+    def init_clients(self, federation: Federation, ids: Tensor) -> State:
+        """Private leaves of these clients before their first round, per-user ones aside."""
+        return {}
+
+    def init_users(self, federation: Federation, users: Tensor) -> State:
+        """Per-user private leaves, (len(users), …)."""
+        return {"user": self.init * rng.normal(federation.seed, "init/user", 0, users, self.dim)}
+
+    def downlink(self, server: State, ids: Tensor) -> Payload:
+        """What the server sends to these clients."""
+        return Payload(ids, {n: Shared(server[n]) for n in self.shared})
+
+    def receive(self, clients: State, down: Payload, data: Cohort) -> State:
+        """The leaves of a client as training starts: its own, and the server's beside them."""
+        return clients | {n: spread(down[n], data, n in self.tables) for n in self.shared}
+
+    def phases(self, round: int) -> list[Phase]:
+        """The local training of a round."""
+        rates = dict.fromkeys((*self.shared, *self.private), self.lr)
+        return [self.phase(rates, loss=self.loss)]
+
+    def phase(self, *turns: Mapping[str, float], loss: Callable[[State, Batch], Tensor]) -> Phase:
+        """A phase with the method's own epochs, batch and optimiser."""
+        return Phase(turns, loss, self.epochs, self.batch, self.optimizer)
+
+    def epoch_start(self, p: State) -> State:
+        """Leaves to renew before each local epoch."""
+        return {}
+
+    def view(self, p: State) -> Tensor:
+        """The item table scored with, (C, L, d)."""
+        return p["items"]
+
+    def score(self, p: State, table: Tensor) -> Tensor:
+        """Logits of every user of a client for every row, (C, U, L)."""
+        return dot(p["user"], table)
+
+    def pairs(self, p: State, table: Tensor, slot: Tensor, row: Tensor) -> Tensor:
+        """Logits of chosen (user, row) pairs, (C, B); agrees with `score`."""
+        return (pick(p["user"], slot) * pick(table, row)).sum(-1)
+
+    def loss(self, p: State, batch: Batch) -> Tensor:
+        """Mean binary cross-entropy of each client's batch, (C,)."""
+        return self.bce(p, self.view(p), batch)
+
+    def bce(self, p: State, table: Tensor, batch: Batch) -> Tensor:
+        """The same against any table."""
+        if batch.row is None or batch.slot is None:
+            return row_bce(self.score(p, table), batch)
+        return pair_bce(self.pairs(p, table, batch.slot, batch.row), batch)
+
+    def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
+        """What the clients send back. `weight` is |D_u|, the weight of FedAvg."""
+        fields: dict[str, Field] = {
+            n: Rows(p[n], data.rows, data.real, down[n]) if n in self.tables else Each(p[n]) for n in self.shared
+        }
+        return Payload(data.ids, fields | {"weight": Each(data.size.float(), private=False)})
+
+    def keep(self, p: State) -> State:
+        """What stays on the client until its next round."""
+        return {n: p[n] for n in self.private}
+
+    def aggregate(self, server: State, uplinks: Iterable[Payload]) -> State:
+        """The server's new state; uploads arrive chunk by chunk and are not kept."""
+        return server | weighted_mean(uplinks, *self.shared)
+
+    def serve(self, clients: State, down: Payload, data: Cohort, phase: str) -> State:
+        """The leaves a client ranks with. `phase` is `valid` or `test`."""
+        return self.receive(clients, down, data)
+
+    def noise(self, federation: Federation, leaf: str, *shape: int) -> Tensor:
+        """Starting values of a server leaf: normal, standard deviation `init`."""
+        return self.init * rng.normal(federation.seed, f"init/{leaf}", 0, torch.zeros(1), *shape)[0]
+
+
+def spread(value: Tensor, data: Cohort, table: bool) -> Tensor:
+    """One copy for every client: the rows they touch of a table (C, L, d), else the whole value (C, …)."""
+    if not table or data.every_row:
+        return value.expand(len(data.ids), *value.shape)
+    return value[data.rows]

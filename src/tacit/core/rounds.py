@@ -1,0 +1,119 @@
+"""The second of the two loops: the server's rounds."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tacit import rng
+from tacit.core.fleet import Fleet, Traffic
+from tacit.core.method import Method
+from tacit.core.payload import State
+
+
+@dataclass
+class RoundRecord:
+    """A line of rounds.jsonl."""
+
+    round: int
+    seconds: float
+    loss: float | None
+    valid: dict[str, float] | None
+    bytes_up: int
+    bytes_down: int
+    clients: int
+    epsilon: float | None = None
+
+
+@dataclass
+class Progress:
+    """Where a run stands: enough, with the fleet's private state, to go on."""
+
+    server: State
+    round: int = 0
+    best_round: int = 0
+    best: float = -math.inf
+    history: list[RoundRecord] = field(default_factory=list)
+
+
+class Recorder(Protocol):
+    """Told of every finished round; a run folder writes it down."""
+
+    def __call__(self, progress: Progress, improved: bool) -> None:
+        """One round is finished; `improved` on the best validation so far."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to run and how to choose."""
+
+    rounds: int
+    seed: int
+    fraction: float = 1.0
+    select: str = "NDCG@10"  # the validation metric that chooses the reported round
+    evaluate_every: int = 1
+    patience: int = 0  # stop after so many evaluations without a better one; 0: never
+
+
+def federate(
+    method: Method,
+    fleet: Fleet,
+    validate: Callable[[State], dict[str, float]],
+    plan: Plan,
+    record: Recorder,
+    progress: Progress,
+) -> Progress:
+    """Run rounds from where `progress` stands to the end of the plan."""
+    while progress.round < plan.rounds and not _out_of_patience(progress, plan):
+        round = progress.round + 1
+        began = time.perf_counter()
+        # 1. choose clients
+        ids = sample(fleet.federation.n_clients, plan.fraction, plan.seed, round)
+        # 2. they train and upload; the server sums as uploads arrive
+        traffic = Traffic()
+        progress.server = method.aggregate(progress.server, fleet.train(progress.server, ids, round, traffic))
+        # 3. validate
+        due = round % plan.evaluate_every == 0 or round == plan.rounds
+        valid = validate(progress.server) if due else None
+        improved = valid is not None and valid[plan.select] > progress.best
+        if improved and valid is not None:
+            progress.best, progress.best_round = valid[plan.select], round
+        # 4. write down
+        progress.round = round
+        progress.history.append(
+            RoundRecord(
+                round=round,
+                seconds=time.perf_counter() - began,
+                loss=None if math.isnan(traffic.loss) else traffic.loss,
+                valid=valid,
+                bytes_up=traffic.bytes_up,
+                bytes_down=traffic.bytes_down,
+                clients=traffic.clients,
+            )
+        )
+        record(progress, improved)
+    return progress
+
+
+def sample(clients: int, fraction: float, seed: int, round: int) -> Tensor:
+    """The clients of a round, ascending: a fraction of all, or a number where `fraction` is above 1."""
+    count = round_up(fraction * clients) if fraction <= 1 else min(int(fraction), clients)
+    if count >= clients:
+        return torch.arange(clients)
+    key = rng.bits(seed, "sample", round, np.arange(clients), 1)[:, 0]
+    return torch.from_numpy(np.sort(np.argsort(key, kind="stable")[:count]))
+
+
+def round_up(value: float) -> int:
+    """The next whole number, forgiving rounding errors such as 0.6 · 5 = 3.0000000000000004."""
+    return max(1, math.ceil(value - 1e-9))
+
+
+def _out_of_patience(progress: Progress, plan: Plan) -> bool:
+    evaluated = [r for r in progress.history if r.valid is not None and r.round > progress.best_round]
+    return plan.patience > 0 and len(evaluated) >= plan.patience

@@ -1,0 +1,69 @@
+"""The few operations every method scores and learns with, with gradients written for stacked clients."""
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tacit.data.cohort import Batch
+
+
+class _Dot(torch.autograd.Function):
+    """user @ tableᵀ whose table gradient is written as a contiguous outer product."""
+
+    @staticmethod
+    def forward(ctx: Any, user: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(user, table)
+        return user @ table.mT
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        user, table = ctx.saved_tensors
+        (grad,) = grads  # (C, U, L)
+        to_user = grad @ table if ctx.needs_input_grad[0] else None
+        to_table = None
+        if ctx.needs_input_grad[1]:
+            # one user: broadcasting is several times faster than a batched product of width one
+            to_table = grad.mT * user if user.shape[1] == 1 else grad.mT @ user
+        return to_user, to_table
+
+
+def dot(user: Tensor, table: Tensor) -> Tensor:
+    """Inner products of users (C, U, d) with all rows (C, L, d): (C, U, L)."""
+    return cast(Tensor, _Dot.apply(user, table))  # type: ignore[no-untyped-call]
+
+
+class _RowBCE(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, count: Tensor, positive: Tensor, size: Tensor) -> Tensor:
+        ctx.save_for_backward(logits, count, positive, size)
+        total = count * F.softplus(logits) - positive * logits
+        return total.sum((1, 2)) / size
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, count, positive, size = ctx.saved_tensors
+        slope = torch.sigmoid(logits).mul_(count).sub_(positive)
+        return slope.mul_((grads[0] / size).view(-1, 1, 1)), None, None, None
+
+
+def row_bce(logits: Tensor, batch: Batch) -> Tensor:
+    """Mean binary cross-entropy of a batch from the logits of all rows (C, 1, L): (C,).
+
+    A row that is in the batch n times, p times as a positive, adds n·softplus(z) − p·z.
+    """
+    return cast(Tensor, _RowBCE.apply(logits, batch.count, batch.positive, batch.size))  # type: ignore[no-untyped-call]
+
+
+def pair_bce(logits: Tensor, batch: Batch) -> Tensor:
+    """The same from the logits of the batch's pairs (C, B): (C,)."""
+    assert batch.label is not None
+    assert batch.mask is not None
+    each = F.binary_cross_entropy_with_logits(logits, batch.label, reduction="none")
+    return (each * batch.mask).sum(1) / batch.size
+
+
+def pick(table: Tensor, index: Tensor) -> Tensor:
+    """Rows of a stacked table: (C, L, d), (C, B) -> (C, B, d)."""
+    return table.gather(1, index[..., None].expand(-1, -1, table.shape[-1]))

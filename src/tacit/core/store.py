@@ -1,0 +1,72 @@
+"""The private state of all simulated clients, in memory or in memory-mapped files."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tacit.core.method import Method
+from tacit.core.payload import State
+from tacit.data.cohort import Cohort, Federation
+
+BLOCK = 256  # clients initialised at a time
+
+
+class ClientStore:
+    """Leaves by client (n_clients, …) and, for per-user leaves, by user (n_users, …).
+
+    Tables are stored whole; a cohort reads and writes the rows it touches. With a folder the leaves live in
+    files that the operating system pages in as needed: N·M·d values need not fit into memory.
+    """
+
+    def __init__(self, method: Method, federation: Federation, folder: Path | None = None) -> None:
+        self.method = method
+        self.folder = folder
+        self.leaves: State = {}
+        for owners, fill in (
+            (federation.n_clients, method.init_clients),
+            (federation.n_users, method.init_users),
+        ):
+            for ids in torch.split(torch.arange(owners), BLOCK):
+                for name, value in fill(federation, ids).items():
+                    if name not in self.leaves:
+                        self.leaves[name] = self._allocate(name, (owners, *value.shape[1:]), value.dtype)
+                    self.leaves[name][ids] = value
+
+    def _allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if self.folder is None:
+            return torch.zeros(shape, dtype=dtype)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        size = int(np.prod(shape))
+        return torch.from_file(str(self.folder / f"{name}.bin"), shared=True, size=size, dtype=dtype).view(shape)
+
+    def read(self, data: Cohort) -> State:
+        """The leaves of a cohort: (C, U, …) per user, (C, L, …) tables, (C, …) the rest."""
+        out: State = {}
+        for name, leaf in self.leaves.items():
+            if name in self.method.per_user:
+                out[name] = leaf[data.users.clamp(min=0)]
+            elif name in self.method.tables and not data.every_row:
+                out[name] = leaf[data.ids[:, None], data.rows]
+            else:
+                out[name] = leaf[data.ids]
+        return out
+
+    def write(self, data: Cohort, kept: State) -> None:
+        """Put back what a cohort keeps; padding is not written."""
+        for name, value in kept.items():
+            leaf = self.leaves[name]
+            if name in self.method.per_user:
+                there = data.users >= 0
+                leaf[data.users[there]] = value[there]
+            elif name in self.method.tables and not data.every_row:
+                client = data.ids[:, None].expand_as(data.rows)
+                leaf[client[data.real], data.rows[data.real]] = value[data.real]
+            else:
+                leaf[data.ids] = value
+
+    def load(self, leaves: State) -> None:
+        """Take over the leaves of a checkpoint."""
+        for name, leaf in self.leaves.items():
+            leaf.copy_(leaves[name])

@@ -1,0 +1,99 @@
+"""Rank every user's held-out items as the protocol says."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tacit.data.ragged import Ragged
+from tacit.data.splits import Split
+from tacit.evaluation.metrics import KS, Metrics, full_hits, mean, per_user, sampled_hits
+
+
+@dataclass(frozen=True)
+class Result:
+    """Metrics of one phase. `main` is what the protocol ranks; `sampled99` stands beside it under `strict`."""
+
+    main: Metrics
+    sampled99: Metrics | None = None
+    groups: dict[str, Metrics] = field(default_factory=dict)  # by user group, of `main`
+    users: int = 0  # evaluated
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Turns scores into metrics under one split."""
+
+    split: Split
+    ks: tuple[int, ...] = KS
+
+    @cached_property
+    def _known(self) -> dict[str, Ragged]:
+        return {phase: self.split.known(phase) for phase in ("valid", "test")}
+
+    def __call__(
+        self, blocks: Iterable[tuple[Tensor, Tensor]], phase: str, groups: Mapping[str, Tensor] | None = None
+    ) -> Result:
+        """Evaluate (users (n,), scores (n, M)) blocks; `groups` are masks over all users, by name."""
+        depth = max(self.ks)
+        held_out = self.split.held_out(phase)
+        candidates = self.split.negatives.get(phase)
+        seen: list[Tensor] = [torch.zeros(0, dtype=torch.long)]
+        full: list[Tensor] = [torch.zeros(0, depth, dtype=torch.bool)]
+        sampled: list[Tensor] = [torch.zeros(0, depth, dtype=torch.bool)]
+        for everyone, everything in blocks:
+            evaluated = torch.from_numpy(held_out.lengths[everyone.numpy()] > 0)
+            users, scores = everyone[evaluated], everything[evaluated]
+            if not len(users):
+                continue
+            seen.append(users)
+            index = users.numpy()
+            targets = torch.from_numpy(held_out.padded(index))
+            if candidates is not None:
+                rivals = torch.from_numpy(candidates[index])
+                sampled.append(sampled_hits(scores, targets[:, 0], rivals, depth))
+            if not self.split.sampled_only:
+                excluded = _mask(self._known[phase], index, scores.shape[1])
+                full.append(full_hits(scores, targets, excluded, depth))
+        users = torch.cat(seen)
+        total = torch.from_numpy(held_out.lengths[users.numpy()])
+        of_sample = None if candidates is None else per_user(torch.cat(sampled), total, self.ks)
+        if self.split.sampled_only:
+            assert of_sample is not None
+            main, beside = of_sample, None
+        else:
+            main, beside = per_user(torch.cat(full), total, self.ks), of_sample
+        return Result(
+            main=mean(main),
+            sampled99=None if beside is None else mean(beside),
+            groups={
+                name: mean({metric: value[inside[users]] for metric, value in main.items()})
+                for name, inside in (groups or {}).items()
+            },
+            users=len(users),
+        )
+
+
+def by_activity(split: Split, groups: int = 3) -> dict[str, Tensor]:
+    """Masks of users by training interactions: equal parts from the least to the most active."""
+    length = split.train.lengths
+    masks = {}
+    for part in np.array_split(np.argsort(length, kind="stable"), groups):
+        mask = torch.zeros(split.n_users, dtype=torch.bool)
+        mask[torch.from_numpy(part)] = True
+        if len(part):
+            masks[f"{length[part].min()}–{length[part].max()} interactions"] = mask
+    return masks
+
+
+def _mask(known: Ragged, users: NDArray[np.int64], n_items: int) -> Tensor:
+    """(n, M) True on items left out of the ranking."""
+    items = known.padded(users)
+    real = items >= 0
+    mask = np.zeros((len(users), n_items), dtype=bool)
+    mask[np.nonzero(real)[0], items[real]] = True
+    return torch.from_numpy(mask)

@@ -1,0 +1,57 @@
+"""FedNCF: a perceptron over user and item vectors, federated."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tacit.core.method import Method
+from tacit.core.payload import State
+from tacit.core.scorers import pick
+from tacit.data.cohort import Federation
+
+
+@dataclass(frozen=True)
+class FedNCF(Method):
+    """Score MLP([p_u, q_i]). Item table and perceptron are shared and averaged; the user vector is private."""
+
+    layers: tuple[int, ...] = (32, 16, 8)  # widths behind the input of 2d
+
+    name: ClassVar[str] = "fedncf"
+    paper: ClassVar[str] = "Perifanis and Efraimidis 2022"
+
+    @property
+    def shared(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The table and every weight and bias of the perceptron."""
+        return ("items", *(f"{kind}{n}" for n in range(len(self.layers) + 1) for kind in ("w", "b")))
+
+    def init_server(self, federation: Federation) -> State:
+        """The table as FedMF's; weights of variance 2 / inputs (He et al. 2015), biases zero."""
+        server = super().init_server(federation)
+        for n, (rows, columns) in enumerate(pairwise((2 * self.dim, *self.layers, 1))):
+            unit = self.noise(federation, f"w{n}", rows, columns) / self.init
+            server |= {f"w{n}": unit * (2 / rows) ** 0.5, f"b{n}": torch.zeros(columns)}
+        return server
+
+    def score(self, p: State, table: Tensor) -> Tensor:
+        """(C, U, L); the first layer is linear, so its user half and its item half are added."""
+        weight = p["w0"]  # (C, 2d, h)
+        of_user = p["user"] @ weight[:, : self.dim]  # (C, U, h)
+        of_item = table @ weight[:, self.dim :]  # (C, L, h)
+        first = of_user[:, :, None] + of_item[:, None] + p["b0"][:, None, None]
+        C, U, L, _ = first.shape
+        return self._rest(p, first.flatten(1, 2)).view(C, U, L)
+
+    def pairs(self, p: State, table: Tensor, slot: Tensor, row: Tensor) -> Tensor:
+        """(C, B)."""
+        both = torch.cat([pick(p["user"], slot), pick(table, row)], -1)
+        return self._rest(p, torch.baddbmm(p["b0"][:, None], both, p["w0"]))
+
+    def _rest(self, p: State, hidden: Tensor) -> Tensor:
+        """All layers after the first: (C, B, h) -> (C, B)."""
+        for n in range(1, len(self.layers) + 1):
+            hidden = torch.baddbmm(p[f"b{n}"][:, None], F.relu(hidden), p[f"w{n}"])
+        return hidden[..., 0]

@@ -1,0 +1,171 @@
+"""Sanity rows and closed-form references: what every comparison shows beside the learned methods."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from tacit.core.aggregate import plain_sum
+from tacit.core.method import Method, Phase
+from tacit.core.payload import Each, Payload, State
+from tacit.data.cohort import Cohort, Federation
+
+
+@dataclass(frozen=True)
+class Popularity(Method):
+    """Score how often an item was touched in training, the same for everyone."""
+
+    rounds: int = 1
+
+    name: ClassVar[str] = "popularity"
+    shared: ClassVar[tuple[str, ...]] = ("count",)
+    private: ClassVar[tuple[str, ...]] = ()
+
+    def init_server(self, federation: Federation) -> State:
+        """No counts yet."""
+        return {"count": torch.zeros(federation.n_items)}
+
+    def init_users(self, federation: Federation, users: Tensor) -> State:
+        """Nothing is private."""
+        return {}
+
+    def phases(self, round: int) -> list[Phase]:
+        """Nothing is trained."""
+        return []
+
+    def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
+        """The client's own counts."""
+        return Payload(data.ids, {"count": Each(data.history().sum(1))})
+
+    def aggregate(self, server: State, uplinks: Iterable[Payload]) -> State:
+        """Their sum."""
+        return {"count": plain_sum(uplinks, "count")["count"].float()}
+
+    def view(self, p: State) -> Tensor:
+        """The counts as a table of width 1."""
+        return p["count"][..., None]
+
+    def score(self, p: State, table: Tensor) -> Tensor:
+        """(C, 1, M): no user differs."""
+        return table.mT
+
+
+@dataclass(frozen=True)
+class Oracle(Method):
+    """No model at all: minus the times an item was drawn as a negative.
+
+    Where a protocol never draws a held-out item, this finds it; under an honest one it is at chance.
+    """
+
+    name: ClassVar[str] = "oracle"
+    shared: ClassVar[tuple[str, ...]] = ()
+    private: ClassVar[tuple[str, ...]] = ("drawn",)
+    tables: ClassVar[tuple[str, ...]] = ("drawn",)
+    scored_with: ClassVar[Literal["server", "own"]] = "own"
+
+    def init_server(self, federation: Federation) -> State:
+        """The server knows nothing."""
+        return {}
+
+    def init_users(self, federation: Federation, users: Tensor) -> State:
+        """Nothing per user."""
+        return {}
+
+    def init_clients(self, federation: Federation, ids: Tensor) -> State:
+        """No draws yet, (C, M, 1)."""
+        return {"drawn": torch.zeros(len(ids), federation.n_items, 1)}
+
+    def phases(self, round: int) -> list[Phase]:
+        """Nothing is trained."""
+        return []
+
+    def receive(self, clients: State, down: Payload, data: Cohort) -> State:
+        """Add this round's draws."""
+        drawn = torch.zeros(data.rows.shape).scatter_add_(1, data.row, data.drawn)
+        return {"drawn": clients["drawn"] + drawn[..., None]}
+
+    def serve(self, clients: State, down: Payload, data: Cohort, phase: str) -> State:
+        """The draws so far."""
+        return clients
+
+    def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
+        """Nothing is sent."""
+        return Payload(data.ids, {})
+
+    def aggregate(self, server: State, uplinks: Iterable[Payload]) -> State:
+        """Nothing to aggregate; the uploads are still to be waited for."""
+        for _ in uplinks:
+            pass
+        return server
+
+    def view(self, p: State) -> Tensor:
+        """Minus the counts."""
+        return -p["drawn"]
+
+    def score(self, p: State, table: Tensor) -> Tensor:
+        """(C, 1, M)."""
+        return table.mT
+
+
+@dataclass(frozen=True)
+class EASE(Method):
+    """Item weights in closed form from the Gram matrix G = XᵀX: B = −P / diag(P), P = (G + λI)⁻¹."""
+
+    ridge: float = 500.0  # λ
+    history: Literal["train", "known"] = "train"  # known: the device's validation item counts as input at test
+    rounds: int = 1
+    negatives: int = 1
+
+    name: ClassVar[str] = "ease"
+    paper: ClassVar[str] = "Steck 2019, centralised"
+    shared: ClassVar[tuple[str, ...]] = ("weights",)
+    private: ClassVar[tuple[str, ...]] = ()
+    tables: ClassVar[tuple[str, ...]] = ()
+    pooled: ClassVar[bool] = True
+
+    def init_server(self, federation: Federation) -> State:
+        """No weights yet, (M, M)."""
+        return {"weights": torch.zeros(federation.n_items, federation.n_items)}
+
+    def init_users(self, federation: Federation, users: Tensor) -> State:
+        """A user is its history."""
+        return {}
+
+    def phases(self, round: int) -> list[Phase]:
+        """Nothing is trained."""
+        return []
+
+    def receive(self, clients: State, down: Payload, data: Cohort) -> State:
+        """Training needs no weights."""
+        return {}
+
+    def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
+        """XᵀX, (C, M, M)."""
+        history = data.history()
+        return Payload(data.ids, {"gram": Each(history.mT @ history)})
+
+    def aggregate(self, server: State, uplinks: Iterable[Payload]) -> State:
+        """Solve once the Gram matrix is summed."""
+        gram = plain_sum(uplinks, "gram")["gram"]
+        return {"weights": ease_weights(gram, self.ridge).float()}
+
+    def serve(self, clients: State, down: Payload, data: Cohort, phase: str) -> State:
+        """The user's history beside the weights."""
+        known = phase == "test" and self.history == "known"
+        weights = down["weights"].T  # q_i is the column of item i: the score is x_u · q_i
+        return {
+            "user": data.history("test" if known else "train"),
+            "items": weights.expand(len(data.ids), -1, -1),
+        }
+
+
+def ease_weights(gram: Tensor, ridge: float) -> Tensor:
+    """(M, M) weights with zero diagonal that minimise ‖X − XB‖² + λ‖B‖² (Steck 2019, Eq. 8)."""
+    regular = gram.clone()
+    regular.diagonal().add_(ridge)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(regular))
+    weights = -inverse / inverse.diagonal()
+    weights.fill_diagonal_(0.0)
+    return weights

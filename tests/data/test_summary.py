@@ -1,0 +1,48 @@
+import numpy as np
+
+from tacit.data.interactions import from_columns
+from tacit.data.summary import summarise
+
+
+def test_figures_of_a_small_data_set() -> None:
+    data = from_columns(
+        "small",
+        np.array([1, 1, 1, 1, 1, 2, 2, 3, 3]),
+        np.array([1, 2, 3, 4, 1, 1, 2, 1, 5]),
+        # user 1 sorted: 5 5 6 6, two of three neighbours equal; user 2: none of one; user 3: one of one
+        time=np.array([5.0, 6.0, 5.0, 6.0, 9.0, 1.0, 2.0, 4.0, 4.0]),
+    )
+    summary = summarise(data)
+    assert (summary.name, summary.users, summary.items) == ("small", 3, 5)
+    assert (summary.interactions, summary.duplicates) == (8, 1)
+    assert summary.density == 8 / 15
+    assert (summary.min_per_user, summary.median_per_user, summary.max_per_user) == (2, 2.0, 4)
+    assert summary.mean_per_user == 8 / 3
+    assert summary.users_below_3 == 2
+    assert summary.equal_times == 3 / 5
+    assert summary.histogram == [(2, 3, 2), (4, 7, 1)]
+
+
+def test_no_times_no_share_of_equal_times() -> None:
+    assert summarise(from_columns("x", np.array([1]), np.array([1]))).equal_times is None
+
+
+def test_one_interaction_each_has_no_neighbours() -> None:
+    data = from_columns("x", np.array([1, 2]), np.array([1, 1]), time=np.array([5.0, 5.0]))
+    assert summarise(data).equal_times == 0.0
+
+
+def test_histogram_bins_hold_both_of_their_ends() -> None:
+    lengths = [1, 7, 8, 15, 16, 64]
+    user = np.repeat(np.arange(len(lengths)), lengths)
+    item = np.concatenate([np.arange(n) for n in lengths])
+    histogram = summarise(from_columns("x", user, item)).histogram
+    assert histogram == [
+        (1, 1, 1),
+        (2, 3, 0),
+        (4, 7, 1),
+        (8, 15, 2),
+        (16, 31, 1),
+        (32, 63, 0),
+        (64, 127, 1),
+    ]
