@@ -34,7 +34,7 @@ app = typer.Typer(
 data_app = typer.Typer(help="Data sets: list, show, fetch, import.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 
-out = Console(highlight=False)
+out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 err = Console(stderr=True, highlight=False)
 
 DataName = Annotated[str, typer.Option("--data", help="data set; `tacit data list` names them")]

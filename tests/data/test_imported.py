@@ -2,6 +2,7 @@ import gzip
 import uuid
 from datetime import UTC, date, datetime
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import polars as pl
@@ -34,9 +35,7 @@ def times(data: Interactions) -> list[float]:
 
 
 def test_a_file_becomes_a_data_set(folder: Path, cache: Path) -> None:
-    text = (
-        "user,item,rating,time,title\nbob,007,3,20,Bond\nann,x,4,10,\nbob,007,5,30,Other\nann,007,1,5,Third\n"
-    )
+    text = "user,item,rating,time,title\nbob,007,3,20,Bond\nann,x,4,10, \nbob,007,5,30,Other\nann,007,1,5,Third\n"
     data = import_file(write(folder, text), "mine")
     assert rows(data) == [("bob", "007"), ("ann", "x"), ("ann", "007")]
     assert times(data) == [20.0, 10.0, 5.0]
@@ -131,6 +130,7 @@ def test_parquet_ids_of_any_type(folder: Path) -> None:
         ([date(1970, 1, 2), date(1970, 1, 1)], [86400.0, 0.0]),
         ([datetime(1970, 1, 1, 0, 1), datetime(1970, 1, 1)], [60.0, 0.0]),
         ([datetime(1970, 1, 1, 0, 1, tzinfo=UTC), datetime(1970, 1, 1, tzinfo=UTC)], [60.0, 0.0]),
+        ([datetime(1970, 1, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))] * 2, [0.0, 0.0]),
         (["1970-01-02", "1970-01-01"], [86400.0, 0.0]),
     ],
 )

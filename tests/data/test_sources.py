@@ -31,6 +31,7 @@ def write_filmtrust(place: Path, text: str = "1 5 3\n") -> None:
         with zipfile.ZipFile(place, "w") as archive:
             archive.writestr("__MACOSX/inner/._ratings.txt", "junk")
             archive.writestr("inner/ratings.txt", text)
+            archive.writestr("inner/old/ratings.txt", "9 9 9\n")
     else:
         place.mkdir(parents=True)
         (place / "ratings.txt").write_text(text)

@@ -7,19 +7,19 @@ from tacit.data.summary import summarise
 def test_figures_of_a_small_data_set() -> None:
     data = from_columns(
         "small",
-        np.array([1, 1, 1, 1, 1, 2, 2, 3, 3]),
-        np.array([1, 2, 3, 4, 1, 1, 2, 1, 5]),
-        # user 1 sorted: 5 5 6 6, two of three neighbours equal; user 2: none of one; user 3: one of one
-        time=np.array([5.0, 6.0, 5.0, 6.0, 9.0, 1.0, 2.0, 4.0, 4.0]),
+        np.array([1, 1, 1, 1, 1, 2, 2, 2, 3, 3]),
+        np.array([1, 2, 3, 4, 1, 1, 2, 3, 1, 5]),
+        # user 1 sorted: 5 5 6 6, two of three neighbours equal; user 2: none of two; user 3: one of one
+        time=np.array([5.0, 6.0, 5.0, 6.0, 9.0, 1.0, 2.0, 3.0, 4.0, 4.0]),
     )
     summary = summarise(data)
     assert (summary.name, summary.users, summary.items) == ("small", 3, 5)
-    assert (summary.interactions, summary.duplicates) == (8, 1)
-    assert summary.density == 8 / 15
-    assert (summary.min_per_user, summary.median_per_user, summary.max_per_user) == (2, 2.0, 4)
-    assert summary.mean_per_user == 8 / 3
-    assert summary.users_below_3 == 2
-    assert summary.equal_times == 3 / 5
+    assert (summary.interactions, summary.duplicates) == (9, 1)
+    assert summary.density == 9 / 15
+    assert (summary.min_per_user, summary.median_per_user, summary.max_per_user) == (2, 3.0, 4)
+    assert summary.mean_per_user == 9 / 3
+    assert summary.users_below_3 == 1
+    assert summary.equal_times == 3 / 6
     assert summary.histogram == [(2, 3, 2), (4, 7, 1)]
 
 

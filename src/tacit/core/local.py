@@ -22,7 +22,7 @@ def local_round(method: Method, clients: State, down: Payload, data: Cohort) -> 
 
 def _train(method: Method, p: State, phase: Phase, number: int, data: Cohort) -> tuple[State, Tensor]:
     names = sorted({name for turn in phase.turns for name in turn})
-    p = p | {n: p[n].clone().requires_grad_() for n in names}
+    p = p | {n: p[n].clone(memory_format=torch.contiguous_format).requires_grad_() for n in names}
     optimiser = Stacked({n: p[n] for n in names}, phase.optimizer, phase.decay)
     mean = torch.zeros(len(data.ids))
     for epoch in range(phase.epochs):

@@ -38,6 +38,7 @@ class Method:
 
     dim: int = 16  # d
     lr: float = 0.01
+    table_lr: float = 0.0  # of the shared item table; 0: the same as lr
     epochs: int = 10  # local epochs a round
     batch: int = 256
     negatives: int = 4  # per positive, redrawn every round
@@ -54,6 +55,7 @@ class Method:
     tables: ClassVar[tuple[str, ...]] = ("items",)
     every_row: ClassVar[bool] = False  # train on all M rows, for losses over the whole table
     pooled: ClassVar[bool] = False  # a centralised reference: one client holds all users
+    closed_form: ClassVar[bool] = False  # its rounds are its own: --rounds of a comparison does not stretch them
     scored_with: ClassVar[Literal["server", "own"]] = "server"  # whose table a client ranks with
 
     def init_server(self, federation: Federation) -> State:
@@ -79,7 +81,7 @@ class Method:
     def phases(self, round: int) -> list[Phase]:
         """The local training of a round."""
         rates = dict.fromkeys((*self.shared, *self.private), self.lr)
-        return [self.phase(rates, loss=self.loss)]
+        return [self.phase(rates | {"items": self.table_lr or self.lr}, loss=self.loss)]
 
     def phase(self, *turns: Mapping[str, float], loss: Callable[[State, Batch], Tensor]) -> Phase:
         """A phase with the method's own epochs, batch and optimiser."""

@@ -54,7 +54,7 @@ class Stacked:
         # bookkeeping costs as much as the arithmetic at this size (docs/decisions/0002-engine.md).
         torch._fused_adam_(
             [self.leaves[name][run] for name, run in parts],
-            [grads[name][run] for name, run in parts],
+            [grads[name][run].contiguous() for name, run in parts],  # the kernel reads plain memory
             [self.first[name][run] for name, run in parts],
             [self.second[name][run] for name, run in parts],
             [],

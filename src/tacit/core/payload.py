@@ -102,7 +102,9 @@ class Payload:
 
     def encode(self) -> bytes:
         """The safetensors layout: a JSON header and raw tensors; nothing in it can execute."""
-        tensors = {"ids": self.ids} | {f"field.{n}": f.dense().contiguous() for n, f in self.fields.items()}
+        # copies: safetensors refuses one memory under two names
+        dense = {n: f.dense().clone(memory_format=torch.contiguous_format) for n, f in self.fields.items()}
+        tensors = {"ids": self.ids} | {f"field.{n}": x for n, x in dense.items()}
         kinds = {
             n: "shared" if isinstance(f, Shared) else "private" if f.private else "each" for n, f in self.fields.items()
         }
@@ -115,14 +117,19 @@ def decode(blob: bytes) -> Payload:
         tensors = load_tensors(blob)
         length = int.from_bytes(blob[:8], "little")
         kinds = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"]["kinds"])
-        return Payload(tensors["ids"], {n: _field(kind, tensors[f"field.{n}"]) for n, kind in kinds.items()})
+        ids = tensors["ids"]
+        if ids.dtype != torch.int64 or ids.dim() != 1:
+            raise ValueError("ids are not a list of whole numbers")
+        return Payload(ids, {n: _field(n, kind, tensors[f"field.{n}"], len(ids)) for n, kind in kinds.items()})
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadPayload(f"not a payload: {error}") from error
 
 
-def _field(kind: str, value: Tensor) -> Field:
+def _field(name: str, kind: str, value: Tensor, clients: int) -> Field:
     if kind == "shared":
         return Shared(value)
     if kind not in ("private", "each"):
         raise KeyError(kind)
+    if value.shape[:1] != (clients,):
+        raise ValueError(f"'{name}' of shape {tuple(value.shape)} is not a value for each of {clients} clients")
     return Each(value, private=kind == "private")

@@ -16,6 +16,7 @@ from torch import Tensor
 from tacit import rng
 from tacit.data.ragged import Ragged
 from tacit.data.splits import Split
+from tacit.errors import UserError
 
 Ints = NDArray[np.int64]
 _INDEX_BITS = np.uint64(24)  # low bits of a sorting key that carry the sample's place
@@ -99,6 +100,11 @@ class Federation:
         slot, items = self._positives(users)  # (C, P), items padded with -1
         real = items >= 0
         C, P = items.shape
+        if P * (1 + negatives) > _INDEX_MASK:
+            raise UserError(
+                f"a client has {P:,} positives with {negatives} negatives each, more than the {_INDEX_MASK:,} samples "
+                "a client may have; use more clients or fewer negatives"
+            )
 
         words = rng.bits(self.seed, "negatives", round, client, P * negatives)  # (C, P · k)
         owner = np.repeat(np.take_along_axis(users, slot, 1)[..., None], negatives, 2).reshape(C, -1)
@@ -216,7 +222,8 @@ class Cohort:
     @property
     def every_row(self) -> bool:
         """Whether the rows are all items in their order."""
-        return self.rows.stride(0) == 0
+        # one client's compact rows are ascending, so as many as there are items are all of them
+        return self.rows.shape[1] == self.federation.n_items and (len(self.ids) == 1 or self.rows.stride(0) == 0)
 
     @property
     def size(self) -> Tensor:

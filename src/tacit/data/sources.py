@@ -66,7 +66,8 @@ def find(name: str) -> Path | None:
     for root in (data_folder(), cache_folder()):
         for place in () if root is None else (root / name, root / f"{name}.zip"):
             if place.exists():
-                lost = [file for file in DATA_SETS[name].files if file not in _members(place)]
+                members = _members(place)
+                lost = [file for file in DATA_SETS[name].files if file not in members]
                 if lost:
                     raise UserError(f"{place} does not hold {' and '.join(lost)}; complete it or remove it")
                 return place

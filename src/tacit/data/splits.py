@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tacit import rng
 from tacit.data.interactions import Interactions
 from tacit.data.ragged import Complement, Ragged, union
-from tacit.errors import unknown
+from tacit.errors import UserError, unknown
 
 Ints = NDArray[np.int64]
 Protocol = Literal["strict", "paper", "symmetric", "ratio"]
@@ -87,6 +87,11 @@ def split(data: Interactions, protocol: str = "strict", seed: int = 0) -> Split:
             barred = union(everything, *(_as_ragged(c) for c in negatives.values()))
         case _:
             barred = train.sorted()
+    if stuck := int((barred.lengths >= data.n_items).sum()):
+        raise UserError(
+            f"protocol '{protocol}' leaves {stuck:,} of the {data.n_users:,} users of {data.name} no item to draw as "
+            f"a negative: it has only {data.n_items:,} items; use --protocol strict, or data with more items"
+        )
     return Split(
         data=data,
         protocol=protocol,

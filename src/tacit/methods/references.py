@@ -20,6 +20,7 @@ class Popularity(Method):
     rounds: int = 1
 
     name: ClassVar[str] = "popularity"
+    closed_form: ClassVar[bool] = True
     shared: ClassVar[tuple[str, ...]] = ("count",)
     private: ClassVar[tuple[str, ...]] = ()
 
@@ -111,15 +112,18 @@ class Oracle(Method):
 
 @dataclass(frozen=True)
 class EASE(Method):
-    """Item weights in closed form from the Gram matrix G = XᵀX: B = −P / diag(P), P = (G + λI)⁻¹."""
+    """Item weights in closed form from the Gram matrix G = XᵀX: B = −P / diag(P), P = (G + λI)⁻¹.
 
-    ridge: float = 500.0  # λ
+    Every round solves with the next λ; the best on validation is reported.
+    """
+
+    ridge: tuple[float, ...] = (50.0, 100.0, 200.0, 500.0, 1000.0)  # λ
     history: Literal["train", "known"] = "train"  # known: the device's validation item counts as input at test
-    rounds: int = 1
-    negatives: int = 1
+    rounds: int = 5
 
     name: ClassVar[str] = "ease"
     paper: ClassVar[str] = "Steck 2019, centralised"
+    closed_form: ClassVar[bool] = True
     shared: ClassVar[tuple[str, ...]] = ("weights",)
     private: ClassVar[tuple[str, ...]] = ()
     tables: ClassVar[tuple[str, ...]] = ()
@@ -127,7 +131,7 @@ class EASE(Method):
 
     def init_server(self, federation: Federation) -> State:
         """No weights yet, (M, M)."""
-        return {"weights": torch.zeros(federation.n_items, federation.n_items)}
+        return {"weights": torch.zeros(federation.n_items, federation.n_items), "tried": torch.zeros(1).long()}
 
     def init_users(self, federation: Federation, users: Tensor) -> State:
         """A user is its history."""
@@ -149,16 +153,15 @@ class EASE(Method):
     def aggregate(self, server: State, uplinks: Iterable[Payload]) -> State:
         """Solve once the Gram matrix is summed."""
         gram = plain_sum(uplinks, "gram")["gram"]
-        return {"weights": ease_weights(gram, self.ridge).float()}
+        tried = server["tried"]
+        ridge = self.ridge[int(tried) % len(self.ridge)]
+        return {"weights": ease_weights(gram, ridge).float(), "tried": tried + 1}
 
     def serve(self, clients: State, down: Payload, data: Cohort, phase: str) -> State:
-        """The user's history beside the weights."""
+        """The user's history beside the weights; the score is x_u · B_i, B_i the column of item i."""
         known = phase == "test" and self.history == "known"
-        weights = down["weights"].T  # q_i is the column of item i: the score is x_u · q_i
-        return {
-            "user": data.history("test" if known else "train"),
-            "items": weights.expand(len(data.ids), -1, -1),
-        }
+        columns = down["weights"].T
+        return {"user": data.history("test" if known else "train"), "items": columns.expand(len(data.ids), -1, -1)}
 
 
 def ease_weights(gram: Tensor, ridge: float) -> Tensor:

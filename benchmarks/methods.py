@@ -1,0 +1,41 @@
+"""What a training round of each method costs: CPU seconds on one thread, at the public code's epochs and batch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.measure import Round, federation, in_turns
+from tacit.config import build
+from tacit.core.method import Method
+from tacit.methods import find
+
+Settings = Mapping[str, Any]
+
+_ADAM = {"optimizer": "adam", "epochs": 2, "batch": 256, "fraction": 1.0}  # every client in every round
+METHODS: dict[str, Settings] = {
+    "fedmf": {"dim": 32} | _ADAM,
+    "fedncf": {"dim": 32, "layers": (32, 16, 8)} | _ADAM,
+}
+
+
+def costs(methods: Mapping[str, Settings] = METHODS, data: str = "ml-100k", repeats: int = 5) -> dict[str, Any]:
+    """Name -> settings, CPU seconds and microseconds per interaction of a training round."""
+    built = {name: build(find(name), dict(settings)) for name, settings in methods.items()}
+    rounds = {name: Round(_trained(method), federation(data, method.pooled)) for name, method in built.items()}
+    times = in_turns(rounds, repeats)
+    return {
+        name: {
+            "settings": dict(methods[name]),
+            "clients": len(round.ids),
+            "interactions": round.interactions,
+            "cpu": times[name].median_cpu,
+            "cpu_each": times[name].cpu,
+            "us_per_interaction": 1e6 * times[name].median_cpu / round.interactions,
+        }
+        for name, round in rounds.items()
+    }
+
+
+def _trained(method: Method) -> Method:
+    if not method.phases(1):
+        raise ValueError(f"'{method.name}' has no phases: it does not train, so a round of it is not timed here")
+    return method

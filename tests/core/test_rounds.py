@@ -1,0 +1,103 @@
+import itertools
+import math
+
+import pytest
+import torch
+
+from tacit.core.fleet import SimulatedFleet
+from tacit.core.method import Method
+from tacit.core.rounds import Plan, Progress, federate, round_up, sample
+from toys import few_clients
+
+QUICK = Method(dim=4, epochs=1, init=0.3)
+
+
+def federated(plan, scores, method=QUICK, progress=None, fleet=None):
+    """Run with a validation that says the given values one after another: (progress, what was recorded)."""
+    federation = few_clients(10)
+    fleet = fleet or SimulatedFleet(method, federation, threads=1)
+    values = iter(scores)
+    told = []
+
+    def record(progress, improved):
+        told.append((progress.round, improved, progress.history[-1].valid))
+
+    progress = progress or Progress(method.init_server(federation))
+    return federate(method, fleet, lambda server: {"NDCG@10": next(values)}, plan, record, progress), told
+
+
+def test_the_best_round_is_the_first_with_the_highest_validation():
+    progress, told = federated(Plan(rounds=5, seed=0), [0.1, 0.3, 0.2, 0.3, 0.25])
+    assert (progress.best_round, progress.best) == (2, 0.3)
+    assert [improved for _, improved, _ in told] == [True, True, False, False, False]
+    assert [r.round for r in progress.history] == [1, 2, 3, 4, 5]
+
+
+def test_validation_comes_every_so_many_rounds_and_at_the_end():
+    progress, told = federated(Plan(rounds=5, seed=0, evaluate_every=2), [0.1, 0.2, 0.3])
+    assert [valid is not None for _, _, valid in told] == [False, True, False, True, True]
+    assert progress.best_round == 5
+
+
+def test_patience_counts_validations_without_a_better_one():
+    progress, _ = federated(Plan(rounds=50, seed=0, patience=3), itertools.chain([0.1, 0.5], itertools.repeat(0.2)))
+    assert progress.round == 5
+    progress, _ = federated(
+        Plan(rounds=50, seed=0, patience=2, evaluate_every=3), itertools.chain([0.5], itertools.repeat(0.2))
+    )
+    assert progress.round == 9
+
+
+def test_a_zero_on_validation_counts_as_a_best_round_too():
+    progress, _ = federated(Plan(rounds=2, seed=0), [0.0, 0.0])
+    assert (progress.best_round, progress.best) == (1, 0.0)
+
+
+def test_going_on_from_the_middle_is_the_same_as_going_through():
+    federation = few_clients(10)
+    fleet = SimulatedFleet(QUICK, federation, threads=1)
+    through, _ = federated(Plan(rounds=4, seed=0), [0.1] * 4, fleet=fleet)
+    halves = SimulatedFleet(QUICK, federation, threads=1)
+    middle, _ = federated(Plan(rounds=2, seed=0), [0.1] * 2, fleet=halves)
+    end, _ = federated(Plan(rounds=4, seed=0), [0.1] * 2, progress=middle, fleet=halves)
+    assert end.round == 4
+    assert torch.equal(end.server["items"], through.server["items"])
+    assert torch.equal(halves.store.leaves["user"], fleet.store.leaves["user"])
+
+
+def test_a_fraction_of_the_clients_takes_part():
+    progress, _ = federated(Plan(rounds=3, seed=0, fraction=0.3), [0.1] * 3)
+    assert [r.clients for r in progress.history] == [3, 3, 3]
+    per_client = progress.history[0].bytes_up // 3
+    assert [r.bytes_up for r in progress.history] == [3 * per_client] * 3
+    assert all(r.loss > 0 and math.isfinite(r.loss) for r in progress.history)
+    assert all(r.seconds > 0 and r.epsilon is None for r in progress.history)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "clients", "expected"),
+    [(1.0, 10, 10), (0.6, 5, 3), (0.1, 10, 1), (0.01, 10, 1), (0.25, 10, 3), (4, 10, 4), (40, 10, 10)],
+)
+def test_how_many_clients_a_round_has(fraction, clients, expected):
+    ids = sample(clients, fraction, seed=0, round=1)
+    assert len(ids) == expected
+    assert ids.tolist() == sorted(set(ids.tolist()))
+    assert set(ids.tolist()) <= set(range(clients))
+
+
+def test_who_takes_part_is_drawn_anew_each_round_and_evenly():
+    counts = torch.zeros(20)
+    rounds = 2000
+    draws = set()
+    for round in range(rounds):
+        ids = sample(20, 0.25, seed=3, round=round)
+        draws.add(tuple(ids.tolist()))
+        counts[ids] += 1
+    assert len(draws) > 1500
+    assert (counts / rounds - 0.25).abs().max() < 0.04
+    assert torch.equal(sample(20, 0.25, seed=3, round=7), sample(20, 0.25, seed=3, round=7))
+    assert any(not torch.equal(sample(20, 0.25, 3, r), sample(20, 0.25, 4, r)) for r in range(3))
+
+
+def test_rounding_up_forgives_rounding_errors():
+    assert [round_up(x) for x in (0.6 * 5, 3.0000001, 2.5, 0.0)] == [3, 4, 3, 1]
