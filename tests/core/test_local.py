@@ -56,7 +56,7 @@ def plain_loop(method, federation, data, c):
             loss.backward()
             optimiser.step()
             if epoch == method.epochs - 1:
-                total, seen = total + float(loss) * len(item), seen + len(item)
+                total, seen = total + loss.item() * len(item), seen + len(item)
     return table.detach(), user.detach(), total / seen
 
 

@@ -30,7 +30,7 @@ def full_hits(scores: Tensor, targets: Tensor, excluded: Tensor, depth: int) -> 
         return _hit_at((rivals >= own).sum(1), depth)
     # Between two neighbouring float32 values there are doubles: a target moved down by one double loses to its
     # equals and to nobody else.
-    fine = scores.double().masked_fill_(excluded, -torch.inf)
+    fine = scores.to(torch.float64, copy=True).masked_fill_(excluded, -torch.inf)
     lowered = torch.nextafter(own.double(), torch.tensor(-torch.inf, dtype=torch.float64))
     fine[user[there], targets[there]] = lowered[there]
     wanted = torch.zeros(scores.shape, dtype=torch.bool)

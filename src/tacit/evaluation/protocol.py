@@ -79,14 +79,17 @@ class Evaluator:
 
 
 def by_activity(split: Split, groups: int = 3) -> dict[str, Tensor]:
-    """Masks of users by training interactions: equal parts from the least to the most active."""
+    """Masks of the users who are evaluated by training interactions: equal parts, the least active first.
+
+    Parts that cover the same range are one group.
+    """
     length = split.train.lengths
-    masks = {}
-    for part in np.array_split(np.argsort(length, kind="stable"), groups):
-        mask = torch.zeros(split.n_users, dtype=torch.bool)
-        mask[torch.from_numpy(part)] = True
+    evaluated = np.flatnonzero(split.test.lengths)
+    masks: dict[str, Tensor] = {}
+    for part in np.array_split(evaluated[np.argsort(length[evaluated], kind="stable")], groups):
         if len(part):
-            masks[f"{length[part].min()}–{length[part].max()} interactions"] = mask
+            name = f"{length[part].min()}–{length[part].max()} interactions"
+            masks.setdefault(name, torch.zeros(split.n_users, dtype=torch.bool))[torch.from_numpy(part)] = True
     return masks
 
 

@@ -17,7 +17,7 @@ class FedMF(Method):
     """
 
     lr: float = 1.0
-    table_lr: float = 3000.0
+    table_lr: float = 1000.0
     epochs: int = 1
     optimizer: Optimizer = "sgd"
     init: float = 0.1
