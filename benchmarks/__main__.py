@@ -73,17 +73,19 @@ def report(settings: dict[str, Any], figures: dict[str, Any], methods: dict[str,
     table.add_row("plain loop", f"{plain['plain_cpu']:.1f} CPU-s", f"{plain['plain_clients']} clients timed")
     table.add_row("plain loop / engine", f"{plain['ratio']:.1f}", f"same batches differ by {plain['difference']:.0e}")
     walls = f"{threads['one_wall']:.2f} s / {threads['two_wall']:.2f} s"
+    if threads["waiting"] > 1.1:
+        walls += " (machine busy)"
     table.add_row("one thread / two, wall", f"{threads['ratio']:.2f}", walls)
-    times = f"{larger['interactions_ratio']:.1f} times the interactions"
+    times = f"{larger['interactions_ratio']:.1f}× interactions"
     table.add_row(f"{large} / {data}", f"{larger['ratio']:.1f}", f"{larger['large_cpu']:.1f} CPU-s, {times}")
     memory = larger["memory"]
-    rest = f"{memory['data_mb']:.0f} MB with the data alone, {memory['imports_mb']:.0f} MB with nothing"
+    rest = f"{memory['data_mb']:.0f} MB before the round"
     table.add_row(f"peak memory on {large}", f"{memory['round_mb']:.0f} MB", rest)
     for row in figures["linearity"]:
         cost = f"{row['us_per_interaction']:.1f} µs"
         table.add_row(f"{row['share']:.0%} of the clients", cost, "CPU an interaction")
     for name, row in methods.items():
-        how = ", ".join(f"{key} {value}" for key, value in row["settings"].items())
+        how = ", ".join(f"{key} {row['settings'][key]}" for key in ("dim", "epochs", "batch") if key in row["settings"])
         table.add_row(f"{name}, {row['clients']} clients", f"{row['cpu']:.2f} CPU-s", how)
     return table
 

@@ -82,6 +82,7 @@ def two_threads(method: Method, federation: Federation, effort: Effort) -> Figur
         "one_wall": times["one"].median_wall,
         "two_wall": times["two"].median_wall,
         "ratio": times["one"].median_wall / times["two"].median_wall,
+        "waiting": times["one"].median_wall / times["one"].median_cpu,  # above 1: others held the cores
         "one_cpu": times["one"].median_cpu,
         "two_cpu": times["two"].median_cpu,
         "each": {name: dataclasses.asdict(t) for name, t in times.items()},

@@ -279,7 +279,8 @@ def _table(rows: list[Row]) -> None:
 @contextmanager
 def downloading() -> Iterator[Any]:
     """A bar for downloads; silent when output is not a terminal."""
-    with Bar(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=err, transient=True) as bar:
+    shape = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Bar(*shape, console=err, transient=True, disable=not err.is_terminal) as bar:
         tasks: dict[str, Any] = {}
 
         def show(what: str, done: int, total: int) -> None:

@@ -13,6 +13,9 @@ from tacit.data.splits import Protocol
 from tacit.errors import UserError, unknown
 from tacit.evaluation.metrics import KS, NAMES
 
+_LEAST = {"dim": 1, "rounds": 1, "epochs": 0, "batch": 0, "negatives": 0, "lr": 0, "table_lr": 0}
+_ABOVE_ZERO = ("fraction", "init")
+
 
 class RunConfig(BaseModel):
     """Everything that decides a run's outcome, and where it runs."""
@@ -65,6 +68,7 @@ def build(cls: type[Method], settings: dict[str, Any]) -> Method:
         if key not in fields:
             raise unknown(f"setting of {cls.name}", key, fields)
         values[key] = _parse(cls, key, value, fields[key])
+        _check_range(cls, key, values[key])
     return cls(**values)
 
 
@@ -94,6 +98,14 @@ def _parse(cls: type[Method], key: str, value: Any, kind: Any) -> Any:
         reason = _lower(error.errors()[0]["msg"])
         shown = value if isinstance(value, str) else json.dumps(value, default=str)
         raise UserError(f"{key}={shown} does not do for {cls.name}: {reason}") from None
+
+
+def _check_range(cls: type[Method], key: str, value: Any) -> None:
+    """The settings every method has; `not >=` refuses what is not a number too."""
+    if key in _LEAST and not value >= _LEAST[key]:
+        raise UserError(f"{key}={value} does not do for {cls.name}: it must be at least {_LEAST[key]}")
+    if key in _ABOVE_ZERO and not value > 0:
+        raise UserError(f"{key}={value} does not do for {cls.name}: it must be above 0")
 
 
 def _is_optional(kind: Any) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from tacit.core.payload import Payload, Rows, Shared, State
+from tacit.core.payload import Payload, Rows, Shared, Sparse, State
 
 
 def weighted_mean(uplinks: Iterable[Payload], *names: str, weight: str = "weight") -> State:
@@ -22,7 +22,7 @@ def weighted_mean(uplinks: Iterable[Payload], *names: str, weight: str = "weight
         total += float(weights.sum())
         for name in names:
             field = up.fields[name]
-            assert not isinstance(field, Shared), f"'{name}' is shared: a mean needs a value per client"
+            assert not isinstance(field, Shared | Sparse), f"'{name}' has no dense value per client to average"
             if isinstance(field, Rows):
                 bases[name] = field.base
                 sums.setdefault(name, torch.zeros(field.base.shape, dtype=torch.float64))

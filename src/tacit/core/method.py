@@ -55,8 +55,20 @@ class Method:
     tables: ClassVar[tuple[str, ...]] = ("items",)
     every_row: ClassVar[bool] = False  # train on all M rows, for losses over the whole table
     pooled: ClassVar[bool] = False  # a centralised reference: one client holds all users
-    closed_form: ClassVar[bool] = False  # its rounds are its own: --rounds of a comparison does not stretch them
+    closed_form: ClassVar[bool] = False  # its rounds are its own: --rounds does not stretch them
     scored_with: ClassVar[Literal["server", "own"]] = "server"  # whose table a client ranks with
+
+    def length(self) -> int:
+        """How many rounds a run has."""
+        return self.rounds
+
+    def asks(self, round: int) -> bool:
+        """Whether clients take part in a round; in others the server works alone on what it has."""
+        return True
+
+    def epsilon(self, rounds: int) -> float | None:
+        """The privacy budget spent after so many rounds, where the method itself has one."""
+        return None
 
     def init_server(self, federation: Federation) -> State:
         """The server's state before the first round."""
@@ -131,6 +143,10 @@ class Method:
     def serve(self, clients: State, down: Payload, data: Cohort, phase: str) -> State:
         """The leaves a client ranks with. `phase` is `valid` or `test`."""
         return self.receive(clients, down, data)
+
+    def serving_bytes(self, down: Payload, data: Cohort) -> int:
+        """Bytes these clients download before they can rank."""
+        return down.nbytes()
 
     def noise(self, federation: Federation, leaf: str, *shape: int) -> Tensor:
         """Starting values of a server leaf: normal, standard deviation `init`."""

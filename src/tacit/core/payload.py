@@ -1,9 +1,10 @@
 """What travels between server and clients, with its exact bytes."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from safetensors import SafetensorError
@@ -20,9 +21,9 @@ class Shared:
 
     value: Tensor
 
-    def bytes_each(self) -> int:
-        """Bytes one client receives or sends."""
-        return self.value.nbytes
+    def nbytes(self, clients: int) -> int:
+        """Bytes that all these clients receive or send."""
+        return clients * self.value.nbytes
 
     def dense(self) -> Tensor:
         """The value itself."""
@@ -36,9 +37,9 @@ class Each:
     value: Tensor
     private: bool = True
 
-    def bytes_each(self) -> int:
-        """Bytes one client receives or sends."""
-        return self.value[0].nbytes
+    def nbytes(self, clients: int) -> int:
+        """Bytes that all these clients receive or send."""
+        return self.value.nbytes
 
     def dense(self) -> Tensor:
         """The value itself."""
@@ -59,9 +60,9 @@ class Rows:
     base: Tensor  # (M, …)
     private: bool = True
 
-    def bytes_each(self) -> int:
-        """Bytes one client receives or sends: the whole table."""
-        return self.base.nbytes
+    def nbytes(self, clients: int) -> int:
+        """Bytes that all these clients receive or send: a whole table each."""
+        return clients * self.base.nbytes
 
     def change(self) -> Tensor:
         """(C, L, …) what the clients added to the base; zero on padding."""
@@ -76,7 +77,41 @@ class Rows:
         return out
 
 
-Field: TypeAlias = Shared | Each | Rows
+@dataclass(frozen=True)
+class Sparse:
+    """A value per client that is zero almost everywhere: cells of a `shape`, by flat index, and what they hold.
+
+    On the wire a cell is its index (4 bytes where that is enough, else 8) and a float32.
+    """
+
+    client: Tensor  # (n,) whose cell it is, as a place in the payload's ids
+    index: Tensor  # (n,)
+    value: Tensor  # (n,)
+    shape: tuple[int, ...]
+    private: bool = True
+
+    @property
+    def wire_index(self) -> torch.dtype:
+        """The type an index travels in."""
+        return torch.int32 if math.prod(self.shape) <= 2**31 else torch.int64
+
+    def nbytes(self, clients: int) -> int:
+        """Bytes that all these clients receive or send."""
+        return len(self.value) * (self.wire_index.itemsize + 4)
+
+    def dense(self) -> Tensor:
+        """(C, *shape), for clients up to the last one that has a cell; only small shapes can afford it."""
+        clients = int(self.client.max()) + 1 if len(self.client) else 0
+        size = math.prod(self.shape)
+        flat = torch.zeros(clients * size, dtype=self.value.dtype)
+        return flat.scatter_add_(0, self.client * size + self.index, self.value).view(clients, *self.shape)
+
+    def add_to(self, total: Tensor) -> None:
+        """Add the sum over clients to a tensor of the field's shape, in place."""
+        total.view(-1).scatter_add_(0, self.index, self.value.to(total.dtype))
+
+
+Field: TypeAlias = Shared | Each | Rows | Sparse
 
 
 class BadPayload(ValueError):
@@ -98,16 +133,22 @@ class Payload:
 
     def nbytes(self) -> int:
         """Content bytes that pass between the server and all these clients."""
-        return len(self.ids) * sum(f.bytes_each() for f in self.fields.values())
+        return sum(f.nbytes(len(self.ids)) for f in self.fields.values())
 
     def encode(self) -> bytes:
         """The safetensors layout: a JSON header and raw tensors; nothing in it can execute."""
-        # copies: safetensors refuses one memory under two names
-        dense = {n: f.dense().clone(memory_format=torch.contiguous_format) for n, f in self.fields.items()}
-        tensors = {"ids": self.ids} | {f"field.{n}": x for n, x in dense.items()}
-        kinds = {
-            n: "shared" if isinstance(f, Shared) else "private" if f.private else "each" for n, f in self.fields.items()
-        }
+        tensors: State = {"ids": self.ids}
+        kinds: dict[str, dict[str, Any]] = {}
+        for name, field in self.fields.items():
+            kinds[name] = {"kind": "shared" if isinstance(field, Shared) else "private" if field.private else "each"}
+            if isinstance(field, Sparse):
+                order = torch.argsort(field.client, stable=True)
+                kinds[name]["shape"] = list(field.shape)
+                tensors[f"cells.{name}"] = torch.bincount(field.client, minlength=len(self.ids))
+                tensors[f"index.{name}"] = field.index[order].to(field.wire_index)
+                tensors[f"field.{name}"] = field.value[order].float()
+            else:  # a copy: safetensors refuses one memory under two names
+                tensors[f"field.{name}"] = field.dense().clone(memory_format=torch.contiguous_format)
         return save_tensors(tensors, metadata={"kinds": json.dumps(kinds)})
 
 
@@ -120,16 +161,30 @@ def decode(blob: bytes) -> Payload:
         ids = tensors["ids"]
         if ids.dtype != torch.int64 or ids.dim() != 1:
             raise ValueError("ids are not a list of whole numbers")
-        return Payload(ids, {n: _field(n, kind, tensors[f"field.{n}"], len(ids)) for n, kind in kinds.items()})
+        return Payload(ids, {n: _field(n, kind, tensors) for n, kind in kinds.items()})
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadPayload(f"not a payload: {error}") from error
 
 
-def _field(name: str, kind: str, value: Tensor, clients: int) -> Field:
-    if kind == "shared":
+def _field(name: str, kind: dict[str, Any], tensors: State) -> Field:
+    value, clients = tensors[f"field.{name}"], len(tensors["ids"])
+    if kind["kind"] == "shared":
         return Shared(value)
-    if kind not in ("private", "each"):
-        raise KeyError(kind)
+    if kind["kind"] not in ("private", "each"):
+        raise KeyError(kind["kind"])
+    private = kind["kind"] == "private"
+    if "shape" in kind:
+        return _sparse(name, tuple(int(n) for n in kind["shape"]), private, tensors)
     if value.shape[:1] != (clients,):
         raise ValueError(f"'{name}' of shape {tuple(value.shape)} is not a value for each of {clients} clients")
-    return Each(value, private=kind == "private")
+    return Each(value, private)
+
+
+def _sparse(name: str, shape: tuple[int, ...], private: bool, tensors: State) -> Sparse:
+    cells, index, value = (tensors[f"{part}.{name}"] for part in ("cells", "index", "field"))
+    if len(cells) != len(tensors["ids"]) or int(cells.min()) < 0 or not int(cells.sum()) == len(value) == len(index):
+        raise ValueError(f"'{name}' has cells that do not add up")
+    if len(index) and not 0 <= int(index.min()) <= int(index.max()) < math.prod(shape):
+        raise ValueError(f"'{name}' has a cell outside its shape")
+    owner = torch.repeat_interleave(torch.arange(len(cells)), cells)
+    return Sparse(owner, index.long(), value, shape, private)

@@ -73,7 +73,8 @@ def federate(
         round = progress.round + 1
         began = time.perf_counter()
         # 1. choose clients
-        ids = sample(fleet.federation.n_clients, plan.fraction, plan.seed, round)
+        everyone = fleet.federation.n_clients
+        ids = sample(everyone, plan.fraction, plan.seed, round) if method.asks(round) else torch.arange(0)
         # 2. they train and upload; the server sums as uploads arrive
         traffic = Traffic()
         progress.server = method.aggregate(progress.server, fleet.train(progress.server, ids, round, traffic))
@@ -94,6 +95,7 @@ def federate(
                 bytes_up=traffic.bytes_up,
                 bytes_down=traffic.bytes_down,
                 clients=traffic.clients,
+                epsilon=method.epsilon(round),
             )
         )
         record(progress, improved)

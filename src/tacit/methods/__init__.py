@@ -34,7 +34,7 @@ def _imported(path: str) -> type[Method]:
     module, _, attribute = path.partition(":")
     try:
         cls = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UserError(f"cannot import method '{path}': {error}") from error
     if not (inspect.isclass(cls) and issubclass(cls, Method)):
         raise UserError(f"'{path}' is not a method: it must be a subclass of tacit.core.method.Method")

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tacit.core.method import Method
+from tacit.core.optim import Optimizer
 from tacit.core.payload import State
 from tacit.core.scorers import pick
 from tacit.data.cohort import Federation
@@ -18,6 +19,11 @@ from tacit.data.cohort import Federation
 class FedNCF(Method):
     """Score MLP([p_u, q_i]). Item table and perceptron are shared and averaged; the user vector is private."""
 
+    lr: float = 1.0
+    table_lr: float = 3000.0  # these and the layers are chosen on validation (MovieLens-100K, `strict`)
+    epochs: int = 1
+    optimizer: Optimizer = "sgd"
+    init: float = 0.1
     layers: tuple[int, ...] = (32, 16, 8)  # widths behind the input of 2d
 
     name: ClassVar[str] = "fedncf"

@@ -17,12 +17,14 @@ from tacit.data.cohort import Cohort, Federation
 class Popularity(Method):
     """Score how often an item was touched in training, the same for everyone."""
 
-    rounds: int = 1
-
     name: ClassVar[str] = "popularity"
     closed_form: ClassVar[bool] = True
     shared: ClassVar[tuple[str, ...]] = ("count",)
     private: ClassVar[tuple[str, ...]] = ()
+
+    def length(self) -> int:
+        """Counting takes one round."""
+        return 1
 
     def init_server(self, federation: Federation) -> State:
         """No counts yet."""
@@ -119,7 +121,6 @@ class EASE(Method):
 
     ridge: tuple[float, ...] = (50.0, 100.0, 200.0, 500.0, 1000.0)  # λ
     history: Literal["train", "known"] = "train"  # known: the device's validation item counts as input at test
-    rounds: int = 5
 
     name: ClassVar[str] = "ease"
     paper: ClassVar[str] = "Steck 2019, centralised"
@@ -129,9 +130,18 @@ class EASE(Method):
     tables: ClassVar[tuple[str, ...]] = ()
     pooled: ClassVar[bool] = True
 
+    def length(self) -> int:
+        """A round for each λ."""
+        return len(self.ridge)
+
+    def asks(self, round: int) -> bool:
+        """One upload serves every λ."""
+        return round == 1
+
     def init_server(self, federation: Federation) -> State:
-        """No weights yet, (M, M)."""
-        return {"weights": torch.zeros(federation.n_items, federation.n_items), "tried": torch.zeros(1).long()}
+        """Nothing yet, (M, M)."""
+        nothing = torch.zeros(federation.n_items, federation.n_items)
+        return {"gram": nothing, "weights": nothing.clone(), "tried": torch.zeros(1).long()}
 
     def init_users(self, federation: Federation, users: Tensor) -> State:
         """A user is its history."""
@@ -151,11 +161,11 @@ class EASE(Method):
         return Payload(data.ids, {"gram": Each(history.mT @ history)})
 
     def aggregate(self, server: State, uplinks: Iterable[Payload]) -> State:
-        """Solve once the Gram matrix is summed."""
-        gram = plain_sum(uplinks, "gram")["gram"]
+        """Sum the Gram matrix in the first round; solve with the next λ in every round."""
         tried = server["tried"]
-        ridge = self.ridge[int(tried) % len(self.ridge)]
-        return {"weights": ease_weights(gram, ridge).float(), "tried": tried + 1}
+        gram = plain_sum(uplinks, "gram").get("gram", server["gram"]).float()
+        weights = ease_weights(gram.double(), self.ridge[int(tried)]).float()
+        return {"gram": gram, "weights": weights, "tried": tried + 1}
 
     def serve(self, clients: State, down: Payload, data: Cohort, phase: str) -> State:
         """The user's history beside the weights; the score is x_u · B_i, B_i the column of item i."""

@@ -1,0 +1,127 @@
+"""The additive statistics of item sequences, cell by cell, without ever writing a history out.
+
+A decayed history h_t is a geometric weight on the last W items, so Σ_t h_t h_tᵀ between two items of a sequence is a
+geometric series that depends only on their distance and on how many steps follow. Every pair of places is visited once:
+n·W cells for a sequence of n items, whatever the catalogue's size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Item sequences laid end to end."""
+
+    items: Ints  # (T,)
+    owner: Ints  # (T,) which sequence
+    place: Ints  # (T,) from 0, the oldest
+    length: Ints  # (T,) of the own sequence
+
+    @classmethod
+    def of(cls, lists: Sequence[Ints]) -> "Sequences":
+        """From one array of items per sequence."""
+        lengths = np.array([len(x) for x in lists], dtype=np.int64)
+        items = np.concatenate([*lists, np.zeros(0, dtype=np.int64)])
+        place = np.concatenate([*(np.arange(n) for n in lengths.tolist()), np.zeros(0, dtype=np.int64)])
+        return cls(items, np.repeat(np.arange(len(lists)), lengths), place, np.repeat(lengths, lengths))
+
+    @property
+    def longest(self) -> int:
+        """Length of the longest sequence."""
+        return int(self.length.max(initial=0))
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Entries of one matrix per sequence."""
+
+    owner: Ints  # (n,)
+    row: Ints
+    column: Ints
+    value: Floats
+
+    def scaled(self, factor: Floats) -> "Cells":
+        """Each sequence's entries times its own factor."""
+        return Cells(self.owner, self.row, self.column, self.value * factor[self.owner])
+
+    def squares(self, owners: int) -> Floats:
+        """(owners,) sum of squares of each sequence's entries."""
+        return np.bincount(self.owner, weights=self.value**2, minlength=owners)
+
+    def upper(self) -> "Cells":
+        """Entries below the diagonal moved above it: a symmetric matrix by one half."""
+        return Cells(self.owner, np.minimum(self.row, self.column), np.maximum(self.row, self.column), self.value)
+
+
+def _join(parts: list[Cells]) -> Cells:
+    empty = np.zeros(0, dtype=np.int64)
+    parts = [*parts, Cells(empty, empty, empty, np.zeros(0))]
+    return Cells(*(np.concatenate([getattr(p, name) for p in parts]) for name in ("owner", "row", "column", "value")))
+
+
+def transitions(s: Sequences, windows: Sequence[int], decays: Sequence[float], n_items: int) -> Cells:
+    """C = Σ_t h_t e_{i_t}ᵀ: an item `lag` steps before another adds γ^(lag−1). Rows of scale k start at k·M."""
+    parts = []
+    for scale, (window, decay) in enumerate(zip(windows, decays, strict=True)):
+        for lag in range(1, min(window, s.longest - 1) + 1):
+            early = np.flatnonzero(s.place + lag < s.length)
+            value = np.full(len(early), decay ** (lag - 1))
+            parts.append(Cells(s.owner[early], scale * n_items + s.items[early], s.items[early + lag], value))
+    return _join(parts)
+
+
+def recurrences(s: Sequences, windows: Sequence[int], decays: Sequence[float], n_items: int) -> Cells:
+    """A = Σ_t h_t h_tᵀ over t = 1 … n−1, its upper half.
+
+    Places a (scale p) and b (scale q) are both in h_t from the step after the later of them until one leaves its window
+    or the sequence ends: m steps, each γ_p γ_q times the one before.
+    """
+    parts = []
+    scales = list(enumerate(zip(windows, decays, strict=True)))
+    for p, (wide_p, decay_p) in scales:
+        for q, (wide_q, decay_q) in scales[p:]:
+            shortest = 0 if p == q else 1 - wide_q  # of one scale, each pair once
+            for lag in range(max(shortest, 1 - s.longest), min(wide_p, s.longest)):  # b = a + lag
+                inside = (s.place + lag < s.length) & (s.place + lag >= 0)
+                later = s.place + max(lag, 0)
+                room = min(wide_p - max(lag, 0), wide_q - max(-lag, 0))
+                steps = np.minimum(s.length - 1 - later, room)
+                a = np.flatnonzero(inside & (steps > 0))
+                series = np.concatenate([[0.0], np.cumsum((decay_p * decay_q) ** np.arange(room))])
+                start = decay_p ** max(lag, 0) * decay_q ** max(-lag, 0)
+                row, column = p * n_items + s.items[a], q * n_items + s.items[a + lag]
+                parts.append(Cells(s.owner[a], row, column, start * series[steps[a]]))
+    return _join(parts).upper()
+
+
+def gram(s: Sequences) -> Cells:
+    """G = x xᵀ, its upper half."""
+    partners = s.length - s.place
+    a = np.repeat(np.arange(len(s.items)), partners)
+    first = np.repeat(np.cumsum(partners) - partners, partners)
+    b = a + np.arange(len(a)) - first
+    return Cells(s.owner[a], s.items[a], s.items[b], np.ones(len(a))).upper()
+
+
+def recent(s: Sequences, window: int, decay: float) -> tuple[Ints, Floats]:
+    """h_now of every sequence: the places within the window from the end, and their weights."""
+    age = s.length - 1 - s.place
+    inside = np.flatnonzero(age < window)
+    return inside, decay ** age[inside].astype(np.float64)
+
+
+def steps(items: Ints, windows: Sequence[int], decays: Sequence[float], n_items: int) -> tuple[Floats, Ints]:
+    """The histories of one sequence written out: h_1 … h_{n−1} as rows (n−1, K·M), and the items that followed."""
+    rows = np.zeros((max(len(items) - 1, 0), len(windows) * n_items))
+    for scale, (window, decay) in enumerate(zip(windows, decays, strict=True)):
+        for t in range(1, len(items)):
+            past = items[max(0, t - window) : t]
+            rows[t - 1, scale * n_items + past] = decay ** np.arange(len(past) - 1, -1, -1)
+    return rows, items[1:]

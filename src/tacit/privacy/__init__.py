@@ -1,0 +1,1 @@
+"""Privacy that can be stated: mechanisms and what they cost."""

@@ -1,0 +1,107 @@
+"""Several methods and seeds on one ground, as the rows of one table."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tacit.config import RunConfig, build, config
+from tacit.errors import UserError
+from tacit.methods import find
+from tacit.runs.folder import RunFolder
+from tacit.runs.run import Summary, Watch, resume, start
+
+SANITY = ("popularity", "oracle")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method over all seeds."""
+
+    method: str
+    runs: tuple[Summary, ...]
+
+    def values(self, metric: str, sampled: bool = False) -> list[float]:
+        """A test metric of every seed; `sampled` reads the sampled ranking beside a full one."""
+        chosen = [r.test_sampled99 if sampled else r.test for r in self.runs]
+        return [c[metric] for c in chosen if c is not None]
+
+    def mean(self, metric: str, sampled: bool = False) -> float:
+        """Mean over seeds."""
+        return mean(self.values(metric, sampled))
+
+    def deviation(self, metric: str, sampled: bool = False) -> float | None:
+        """Standard deviation over seeds; None for a single one."""
+        values = self.values(metric, sampled)
+        return stdev(values) if len(values) > 1 else None
+
+
+def compare(
+    methods: Iterable[str],
+    seeds: Iterable[int] = (0,),
+    out: Path | None = None,
+    begin: Callable[[RunConfig], Watch | None] | None = None,
+    **options: Any,
+) -> list[Row]:
+    """Run every method with every seed, popularity and the oracle beside them.
+
+    Runs already finished in `out` are read, not run again. Settings apply to every method that has them; one
+    that no method has is an error.
+    """
+    names = list(dict.fromkeys(methods))
+    given = options.pop("settings", {})
+    classes = {name: find(name) for name in [*names, *(s for s in SANITY if s not in names)]}
+    fields = {name: cls.__dataclass_fields__ for name, cls in classes.items()}
+    for key in given:
+        if not any(key in fields[name] for name in names):
+            raise UserError(f"no method here has a setting '{key}': {', '.join(names)}")
+    numbers = list(seeds)
+    planned: dict[str, list[RunConfig]] = {}  # everything is checked before anything runs
+    for name, cls in classes.items():
+        settings = {} if name in SANITY and name not in names else {k: v for k, v in given.items() if k in fields[name]}
+        build(cls, settings)
+        chosen = _options(name, names, options)
+        planned[name] = [config(method=name, seed=seed, settings=settings, **chosen) for seed in numbers]
+    rows = []
+    for name, configurations in planned.items():
+        runs = []
+        for asked in configurations:
+            path = None if out is None else out / f"{name}-{asked.data}-{asked.protocol}-s{asked.seed}"
+            runs.append(_once(asked, path, begin(asked) if begin else None))
+        rows.append(Row(name, tuple(runs)))
+    return rows
+
+
+def sanity(like: RunConfig, names: Iterable[str] = SANITY) -> list[Row]:
+    """The rows a single run is shown with, on the same data, split and seed."""
+    rows = []
+    for name in names:
+        asked = config(**like.model_dump() | {"method": name, "settings": {}, "rounds": None} | _options(name, [], {}))
+        rows.append(Row(name, (_once(asked, None, None),)))
+    return rows
+
+
+def _options(name: str, asked_for: list[str], options: dict[str, Any]) -> dict[str, Any]:
+    """The oracle needs no validation on the way."""
+    out = dict(options)
+    if name == "oracle" and name not in asked_for:
+        out |= {"evaluate_every": 10_000, "checkpoint_every": 10_000}
+    return out
+
+
+def _once(asked: RunConfig, path: Path | None, watch: Watch | None) -> Summary:
+    if path is not None and (path / "run.json").exists():
+        if _outcome(RunFolder.open(path).run["config"]) != _outcome(asked.model_dump(mode="json")):
+            raise UserError(f"{path} holds a run with other options; name another --out")
+        return resume(path, watch)
+    if path is not None:
+        return start(asked, path).go_on(watch)
+    with TemporaryDirectory(prefix="tacit-") as folder:
+        return start(asked, Path(folder)).go_on(watch)
+
+
+def _outcome(configuration: dict[str, Any]) -> dict[str, Any]:
+    """What decides a run's outcome; where it runs does not."""
+    return {k: v for k, v in configuration.items() if k not in ("threads", "chunk", "mapped", "checkpoint_every")}

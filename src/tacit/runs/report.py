@@ -1,0 +1,144 @@
+"""What a person reads: tables and sentences, from finished runs."""
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from tacit.data.summary import Summary as DataSummary
+from tacit.evaluation.metrics import Metrics
+from tacit.runs.compare import Row
+from tacit.runs.run import Recommendation, Summary
+
+
+def columns(protocol: str) -> list[tuple[str, bool]]:
+    """The metrics a protocol is read by, and whether each is of the sampled ranking."""
+    if protocol == "strict":
+        return [("HR@10", False), ("NDCG@10", False), ("HR@10", True), ("NDCG@10", True)]
+    if protocol == "ratio":
+        return [("Recall@20", False), ("NDCG@20", False), ("F1@10", False), ("MRR@10", False)]
+    return [("HR@5", False), ("NDCG@5", False), ("HR@10", False), ("NDCG@10", False)]
+
+
+def comparison(rows: Sequence[Row]) -> Table:
+    """Metrics ± deviation, bytes of a client and seconds, a row a method."""
+    first = rows[0].runs[0]
+    shown = columns(first.protocol)
+    seeds = len(rows[0].runs)
+    title = f"{first.data} · {first.protocol} · test" + (f" · {seeds} seeds" if seeds > 1 else f" · seed {first.seed}")
+    table = _table(title)
+    table.add_column("method", no_wrap=True)
+    for metric, sampled in shown:
+        kind = "1 of 100" if sampled else _kind(first.protocol)
+        table.add_column(f"{metric}\n{kind}", justify="right", no_wrap=True)
+    for heading in ("up per\nclient", "down per\nclient", "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    best = [max(row.mean(metric, sampled) for row in rows) for metric, sampled in shown]
+    for row in rows:
+        cells = []
+        for (metric, sampled), top in zip(shown, best, strict=True):
+            value, spread = row.mean(metric, sampled), row.deviation(metric, sampled)
+            text = f"{value:.4f}" + (f" ±{spread:.4f}" if spread is not None else "")
+            cells.append(Text(text, style="bold" if value == top else ""))
+        run = row.runs[0]
+        table.add_row(
+            row.method + (" *" if run.settings.get("history") == "known" else ""),
+            *cells,
+            *(("pooled", "") if run.clients == 1 else (size(b / run.clients) for b in (run.bytes_up, run.bytes_down))),
+            f"{sum(r.seconds for r in row.runs) / len(row.runs):.1f} s",
+        )
+    return table
+
+
+def remarks(rows: Sequence[Row]) -> list[str]:
+    """What the table does not say by itself."""
+    out = []
+    first = rows[0].runs[0]
+    oracle = next((row for row in rows if row.method == "oracle"), None)
+    sampled = first.protocol == "strict"
+    if oracle is not None and first.protocol != "ratio":
+        level = oracle.mean("HR@10", sampled)
+        beaten = [r.method for r in rows if r is not oracle and r.mean("HR@10", sampled) < level]
+        if beaten and level > 0.2:
+            out.append(
+                f"The protocol '{first.protocol}' leaks the answer: the oracle has no model at all and reaches "
+                f"HR@10 {level:.3f}, above {', '.join(beaten)}. Figures of methods that remember which items were "
+                "never drawn as negatives mean nothing here; --protocol strict is honest."
+            )
+    if any(row.runs[0].settings.get("history") == "known" for row in rows):
+        out.append("* scored with the validation item as input, which a device knows at test time.")
+    if first.users_too_short:
+        out.append(
+            f"{first.users_too_short:,} users have fewer than 3 interactions: they are trained on, not evaluated."
+        )
+    if first.duplicates:
+        out.append(f"{first.duplicates:,} repeated (user, item) rows were folded into one.")
+    return out
+
+
+def groups(summary: Summary) -> Table:
+    """The main metrics by users' activity."""
+    shown = [metric for metric, sampled in columns(summary.protocol) if not sampled]
+    table = _table(f"{summary.method} by users' activity")
+    table.add_column("users with")
+    for metric in shown:
+        table.add_column(metric, justify="right")
+    for name, metrics in summary.groups.items():
+        table.add_row(name, *(f"{metrics[m]:.4f}" for m in shown))
+    return table
+
+
+def recommendations(user: str, recent: Sequence[str], found: Sequence[Recommendation]) -> Table:
+    """A list for one user beside what it touched last."""
+    table = _table(f"for user {user}, who last chose {'; '.join(recent)}")
+    table.add_column("", justify="right")
+    table.add_column("recommended", min_width=50)
+    table.add_column("score", justify="right")
+    for place, line in enumerate(found, 1):
+        title = Text(line.title + (" ✓ chosen next" if line.held_out else ""), style="green" if line.held_out else "")
+        table.add_row(str(place), title, f"{line.score:.3f}")
+    return table
+
+
+def data_figures(summary: DataSummary) -> list[str]:
+    """A data set in a few lines, with a histogram of interactions per user."""
+    lines = [
+        f"{summary.users:,} users · {summary.items:,} items · {summary.interactions:,} interactions "
+        f"({100 * summary.density:.2f}% of all pairs)",
+        f"interactions per user: {summary.min_per_user} at least, {summary.median_per_user:g} median, "
+        f"{summary.mean_per_user:.1f} mean, {summary.max_per_user} at most",
+        "no times: splits use a seeded random order per user"
+        if summary.equal_times is None
+        else f"{100 * summary.equal_times:.0f}% of neighbouring interactions share a time stamp",
+        f"{summary.duplicates:,} repeated (user, item) rows folded into one",
+        f"{summary.users_below_3:,} users with fewer than 3 interactions: trained on, not evaluated under leave-one-out",
+        "",
+    ]
+    most = max((count for _, _, count in summary.histogram), default=1)
+    for low, high, count in summary.histogram:
+        bar = "█" * round(40 * count / most) or ("▏" if count else "")
+        lines.append(f"{f'{low:,}–{high:,}' if high > low else f'{low:,}':>13} │{bar} {count:,}")
+    return lines
+
+
+def size(value: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} GB"
+
+
+def one_line(metrics: Metrics, names: Sequence[str]) -> str:
+    """A few metrics in a row."""
+    return "  ".join(f"{name} {metrics[name]:.4f}" for name in names if name in metrics)
+
+
+def _kind(protocol: str) -> str:
+    return "1 of 100" if protocol in ("paper", "symmetric") else "all items"
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)

@@ -1,0 +1,281 @@
+"""Start, resume and read runs: what the command line and Python both call."""
+
+import dataclasses
+import math
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tacit.config import RunConfig, build, config
+from tacit.core.fleet import SimulatedFleet
+from tacit.core.method import Method
+from tacit.core.payload import State
+from tacit.core.rounds import Plan, Progress, federate, sample
+from tacit.data.cohort import Federation
+from tacit.data.downloads import Progress as DownloadProgress
+from tacit.data.sources import load
+from tacit.data.splits import Split, split
+from tacit.errors import UserError
+from tacit.evaluation.metrics import Metrics
+from tacit.evaluation.protocol import Evaluator, by_activity
+from tacit.methods import find
+from tacit.runs.folder import RunFolder
+
+Watch = Callable[[Progress, Plan], None]  # told of every finished round
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The result of a run: summary.json."""
+
+    method: str
+    data: str
+    protocol: str
+    seed: int
+    rounds: int
+    best_round: int
+    valid: Metrics
+    test: Metrics
+    test_sampled99: Metrics | None
+    groups: dict[str, Metrics]  # of `test`, by users' activity
+    bytes_up: int
+    bytes_down: int
+    bytes_to_rank: float  # what a client downloads before it can rank, on average
+    clients: int
+    seconds: float
+    cpu_seconds: float
+    peak_memory_mb: float
+    epsilon: float | None
+    scored_with: str
+    users_evaluated: int
+    users_too_short: int
+    duplicates: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    folder: str = ""
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """One line of a list for a user."""
+
+    item: str
+    title: str
+    score: float
+    held_out: bool  # the item the user really chose next, hidden from training
+
+
+@dataclass
+class Run:
+    """A run with everything it needs in memory."""
+
+    config: RunConfig
+    method: Method
+    split: Split
+    fleet: SimulatedFleet
+    plan: Plan
+    folder: RunFolder
+
+    def go_on(self, watch: Watch | None = None) -> Summary:
+        """Train from where the folder stands, then read the test set once, at the best round."""
+        began, cpu = time.perf_counter(), time.process_time()
+        server = self.method.init_server(self.fleet.federation)
+        if found := self.folder.load("last"):
+            server, clients = found
+            self.fleet.store.load(clients)
+        progress, spent = self.folder.progress(server)
+        evaluator = Evaluator(self.split)
+
+        def now_spent() -> dict[str, float]:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "linux" else 2**20)
+            return {
+                "seconds": spent.get("seconds", 0.0) + time.perf_counter() - began,
+                "cpu_seconds": spent.get("cpu_seconds", 0.0) + time.process_time() - cpu,
+                "peak_memory_mb": max(spent.get("peak_memory_mb", 0.0), peak),
+            }
+
+        def record(progress: Progress, improved: bool) -> None:
+            self.folder.log(progress.history[-1])
+            due = progress.round % self.config.checkpoint_every == 0 or progress.round == self.plan.rounds
+            if due or improved:
+                self.folder.save(progress, self.fleet.store.leaves, improved, now_spent())
+            if watch:
+                watch(progress, self.plan)
+
+        def validate(server: State) -> Metrics:
+            return evaluator(self.fleet.scores(server, "valid"), "valid").main
+
+        progress = federate(self.method, self.fleet, validate, self.plan, record, progress)
+        best = self.load_best()
+        test = evaluator(self.fleet.scores(best, "test"), "test", by_activity(self.split))
+        chosen = next((r for r in progress.history if r.round == progress.best_round), progress.history[-1])
+        summary = Summary(
+            method=self.config.method,
+            data=self.config.data,
+            protocol=self.config.protocol,
+            seed=self.config.seed,
+            rounds=progress.round,
+            best_round=chosen.round,
+            valid=chosen.valid or {},
+            test=test.main,
+            test_sampled99=test.sampled99,
+            groups=test.groups,
+            bytes_up=sum(r.bytes_up for r in progress.history),
+            bytes_down=sum(r.bytes_down for r in progress.history),
+            clients=self.fleet.federation.n_clients,
+            bytes_to_rank=self.bytes_to_rank(best),
+            epsilon=self.method.epsilon(progress.round),
+            scored_with=self.method.scored_with,
+            users_evaluated=test.users,
+            users_too_short=self.split.too_short,
+            duplicates=self.split.data.duplicates,
+            settings=dataclasses.asdict(self.method),
+            folder=str(self.folder.path),
+            **now_spent(),
+        )
+        self.folder.finish(dataclasses.asdict(summary))
+        return summary
+
+    def load_best(self) -> State:
+        """Bring server and clients to the best round; gives the server's state."""
+        found = self.folder.load("best")
+        if found is None:
+            raise UserError(f"{self.folder.path} has no finished round yet; tacit resume goes on with it")
+        server, clients = found
+        self.fleet.store.load(clients)
+        return server
+
+    def bytes_to_rank(self, server: State) -> float:
+        """What a client downloads before it can rank, on average over a few hundred clients."""
+        ids = sample(self.fleet.federation.n_clients, 256, self.config.seed, 0)
+        down = self.method.downlink(server, ids)
+        return self.method.serving_bytes(down, self.fleet.federation.people(ids)) / len(ids)
+
+    def recommend(self, user_id: str, k: int = 10) -> list[Recommendation]:
+        """The k best items the user has not touched, as its own device would rank them."""
+        data = self.split.data
+        user = data.user_index(user_id)
+        scores = self.fleet.scores_of(self.load_best(), user, "test").clone()
+        scores[torch.from_numpy(self.split.known("test")[user])] = -math.inf
+        value, item = scores.topk(min(k, int((scores > -math.inf).sum())))
+        hidden = set(self.split.test[user].tolist())
+        return [
+            Recommendation(str(data.item_ids[i]), data.title(i), v, i in hidden)
+            for i, v in zip(item.tolist(), value.tolist(), strict=True)
+        ]
+
+    def recent(self, user_id: str, k: int = 5) -> list[str]:
+        """Titles of the user's latest known items, the newest first."""
+        data = self.split.data
+        user = data.user_index(user_id)
+        known = [*self.split.train[user].tolist(), *self.split.valid[user].tolist()]
+        return [data.title(i) for i in reversed(known[-k:])]
+
+
+def start(
+    configuration: RunConfig, out: Path | None = None, progress: DownloadProgress | None = None
+) -> Run:
+    """Make the folder of a new run and everything in it, ready to go on."""
+    method = build(find(configuration.method), configuration.settings)
+    federation = _federation(configuration, method, progress)
+    path = out or free_folder(configuration)
+    folder = RunFolder.create(
+        path,
+        {
+            "config": configuration.model_dump(),
+            "settings": dataclasses.asdict(method),
+            "scored_with": method.scored_with,
+            "fingerprint": federation.split.data.fingerprint(),
+            "data": {
+                "users": federation.n_users,
+                "items": federation.n_items,
+                "interactions": len(federation.split.data),
+                "duplicates": federation.split.data.duplicates,
+                "users_too_short": federation.split.too_short,
+            },
+            "versions": {
+                "tacit": version("tacit"),
+                "torch": torch.__version__,
+                "numpy": version("numpy"),
+                "python": platform.python_version(),
+            },
+            "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        },
+    )
+    return _assemble(configuration, method, federation, folder)
+
+
+def reopen(path: Path, progress: DownloadProgress | None = None) -> Run:
+    """A run from its folder; refuses data that have changed since."""
+    folder = RunFolder.open(path)
+    written = folder.run
+    configuration = config(**written["config"])
+    method = build(find(configuration.method), written["settings"])
+    federation = _federation(configuration, method, progress)
+    if federation.split.data.fingerprint() != written["fingerprint"]:
+        raise UserError(f"the data set {configuration.data} is not the one {path} was started with; start a new run")
+    return _assemble(configuration, method, federation, folder)
+
+
+def run(method: str = "fedmf", *, out: str | Path | None = None, watch: Watch | None = None, **options: Any) -> Summary:
+    """Train and evaluate a method: `tacit.run("fedmf", data="ml-100k", protocol="strict", settings={"dim": 32})`."""
+    return start(config(method=method, **options), Path(out) if out else None).go_on(watch)
+
+
+def resume(folder: str | Path, watch: Watch | None = None) -> Summary:
+    """Go on with a run that was stopped; a finished one is only read."""
+    path = Path(folder)
+    if summary := RunFolder.open(path).summary:
+        return Summary(**summary)
+    return reopen(path).go_on(watch)
+
+
+def recommend(folder: str | Path, user: str, k: int = 10) -> list[Recommendation]:
+    """The k best items for a user, from a run's best round."""
+    return reopen(Path(folder)).recommend(user, k)
+
+
+def free_folder(configuration: RunConfig) -> Path:
+    """A new folder below `runs`, named after the run."""
+    base = f"{configuration.method.replace(':', '.')}-{configuration.data}-{configuration.protocol}-s{configuration.seed}"
+    number = 1
+    while (path := Path("runs") / (base if number == 1 else f"{base}-{number}")).exists():
+        number += 1
+    return path
+
+
+def _federation(configuration: RunConfig, method: Method, progress: DownloadProgress | None) -> Federation:
+    data = load(configuration.data, configuration.min_interactions, progress)
+    divided = split(data, configuration.protocol, configuration.seed)
+    if method.pooled:
+        return Federation.of_groups(divided, 1)
+    if configuration.clients > data.n_users:
+        raise UserError(f"clients={configuration.clients} is more than the {data.n_users:,} users of {data.name}")
+    return Federation.of_groups(divided, configuration.clients) if configuration.clients else Federation.of_users(divided)
+
+
+def _assemble(configuration: RunConfig, method: Method, federation: Federation, folder: RunFolder) -> Run:
+    fleet = SimulatedFleet(
+        method,
+        federation,
+        chunk=configuration.chunk,
+        threads=configuration.threads or None,
+        folder=folder.path / "clients" if configuration.mapped else None,
+    )
+    plan = Plan(
+        rounds=method.length() if method.closed_form else configuration.rounds or method.length(),
+        seed=configuration.seed,
+        fraction=method.fraction,
+        select=configuration.select,
+        evaluate_every=configuration.evaluate_every,
+        patience=configuration.patience,
+    )
+    return Run(configuration, method, federation.split, fleet, plan, folder)

@@ -1,0 +1,250 @@
+"""What every method must hold to, whatever it computes. Each check takes a method and raises where it does not.
+
+A method of your own passes through the same checks:
+
+    from conformance import check_all, check_resume
+    check_all(MyMethod(epochs=1))
+    check_resume("my.module:MyMethod", {"epochs": 1}, tmp_path)
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tacit.core.fleet import SimulatedFleet, Traffic
+from tacit.core.local import local_round
+from tacit.core.method import Method
+from tacit.core.payload import Payload, Shared, State, decode
+from tacit.core.store import ClientStore
+from tacit.data.cohort import Federation
+from tacit.data.ragged import Ragged
+from tacit.data.splits import split
+from tacit.runs.folder import RunFolder
+from tacit.runs.run import Summary, resume, run
+from toys import few_users
+
+CLOSE = 1e-5
+MEASURED = ("seconds", "cpu_seconds", "peak_memory_mb", "folder")  # what may differ between equal runs
+
+
+@dataclass(frozen=True)
+class Case:
+    """How to try a method quickly."""
+
+    quick: dict[str, Any] = field(default_factory=dict)  # settings that make a round cheap
+    planted: dict[str, Any] | None = None  # settings that find planted tastes; None: it does not learn tastes
+    rounds: int = 20  # for `planted`
+    many_users: bool = True  # whether a client of many users makes sense
+
+
+def clients(method: Method, users: int = 70) -> Federation:
+    """A client per user; a few clients for a centralised method, which would have a single one."""
+    divided = split(few_users(users), "strict")
+    return Federation.of_groups(divided, 5) if method.pooled else Federation.of_users(divided)
+
+
+def mixed_clients() -> Federation:
+    """Clients of one, two and many users side by side."""
+    divided = split(few_users(30), "strict")
+    owner = np.concatenate([np.arange(6), np.repeat([6, 7, 8], 2), np.repeat([9, 10], 9)])
+    return Federation(divided, Ragged.of(owner, np.arange(30), 11))
+
+
+def trained(
+    method: Method, federation: Federation, chunk: int = 64, threads: int = 1, rounds: int = 2
+) -> tuple[State, State]:
+    """(server, all clients' leaves) after a few rounds."""
+    fleet = SimulatedFleet(method, federation, chunk=chunk, threads=threads)
+    server = method.init_server(federation)
+    for round in range(1, rounds + 1):
+        torch.manual_seed(1000 * chunk + round)  # a draw from the global generator would show
+        traffic = Traffic()
+        server = method.aggregate(server, fleet.train(server, torch.arange(federation.n_clients), round, traffic))
+        assert traffic.clients == federation.n_clients, "an aggregation must wait for all uploads"
+    return server, fleet.store.leaves
+
+
+def one_round(method: Method, federation: Federation, ids: torch.Tensor) -> tuple[State, Payload, Payload]:
+    """(kept, downlink, uplink) of these clients in their first round."""
+    data = federation.cohort(ids, 1, method.negatives, method.every_row)
+    down = method.downlink(method.init_server(federation), ids)
+    kept, up, _ = local_round(method, ClientStore(method, federation).read(data), down, data)
+    return kept, down, up
+
+
+def check_chunks(method: Method, federation: Federation) -> None:
+    """Neither the chunks nor the threads show in the server's state or the clients'."""
+    expected = trained(method, federation)
+    for chunk, threads in ((1, 1), (7, 1), (7, 2), (64, 2)):
+        for one, other in zip(expected, trained(method, federation, chunk, threads), strict=True):
+            assert set(one) == set(other)
+            for name, value in one.items():
+                torch.testing.assert_close(
+                    other[name], value, atol=CLOSE, rtol=CLOSE, msg=lambda m, n=name: f"{n}: {m}"
+                )
+
+
+def check_nothing_private_is_sent(method: Method) -> None:
+    """Private leaves are not in the upload, neither by name nor by value nor in disguise."""
+    federation = clients(method, users=12)
+    ids = torch.arange(federation.n_clients)
+    kept, _, up = one_round(method, federation, ids)
+    private = set(method.private) | set(ClientStore(method, federation).leaves)
+    assert not private & set(up.fields), "a private leaf is a field of the upload"
+    for leaf in private:
+        for name, sent in up.fields.items():
+            value = sent.dense()
+            for c in range(len(ids)):
+                mine, theirs = kept[leaf][c].flatten(), (value if isinstance(sent, Shared) else value[c]).flatten()
+                same = mine.shape == theirs.shape and mine.any() and torch.allclose(mine.float(), theirs.float())
+                assert not same, f"'{name}' of the upload is the private leaf '{leaf}'"
+
+    # without training an upload must not depend on private leaves at all
+    still = _without_training(method)
+    data = federation.cohort(ids, 1, method.negatives, method.every_row)
+    down = still.downlink(still.init_server(federation), ids)
+    own = ClientStore(still, federation).read(data)
+    noise = torch.Generator().manual_seed(0)
+    other = {n: x + torch.randn(x.shape, generator=noise).to(x.dtype) for n, x in own.items()}
+    before, after = (local_round(still, leaves, down, data)[1] for leaves in (own, other))
+    for name in before.fields:
+        assert torch.equal(before[name], after[name]), f"'{name}' of the upload carries a private leaf in disguise"
+
+
+def _without_training(method: Method) -> Method:
+    made = type("Still", (type(method),), {"phases": lambda self, round: []})
+    return made(**{f.name: getattr(method, f.name) for f in dataclasses.fields(method)})
+
+
+def check_wire(method: Method) -> None:
+    """A payload comes back from its bytes, and the server cannot tell the difference."""
+    federation = clients(method, users=12)
+    _, down, up = one_round(method, federation, torch.arange(federation.n_clients))
+    for sent in (down, up):
+        back = decode(sent.encode())
+        assert torch.equal(back.ids, sent.ids)
+        assert set(back.fields) == set(sent.fields)
+        for name in sent.fields:
+            assert back[name].dtype == sent[name].dtype
+            assert torch.equal(back[name], sent[name])
+    server = method.init_server(federation)
+    direct, over_wire = (method.aggregate(dict(server), iter([x])) for x in (up, decode(up.encode())))
+    assert set(direct) == set(over_wire) == set(server), "an aggregation must give the whole server state"
+    for name, value in direct.items():
+        torch.testing.assert_close(over_wire[name], value, atol=CLOSE, rtol=CLOSE)
+
+
+def check_bytes(method: Method) -> None:
+    """Bytes are those of the dense tensors of every client, and what one client's encoding holds."""
+    federation = clients(method, users=12)
+    for ids in (torch.arange(federation.n_clients), torch.tensor([1])):
+        _, down, up = one_round(method, federation, ids)
+        for sent in (down, up):
+            total = 0
+            for sending in sent.fields.values():
+                dense = sending.dense()
+                times = len(ids) if isinstance(sending, Shared) else 1
+                total += times * dense.numel() * dense.element_size()
+            assert sent.nbytes() == total
+            if len(ids) == 1:
+                blob = sent.encode()
+                header = 8 + int.from_bytes(blob[:8], "little")
+                assert len(blob) - header - sent.ids.nbytes == sent.nbytes()
+
+
+def check_absent_clients(method: Method) -> None:
+    """A client that is not in a round keeps its leaves."""
+    federation = clients(method, users=12)
+    fleet = SimulatedFleet(method, federation, threads=1)
+    before = {n: x.clone() for n, x in fleet.store.leaves.items()}
+    present = torch.tensor([1, 3])
+    list(fleet.train(method.init_server(federation), present, 1, Traffic()))
+    for name, leaf in fleet.store.leaves.items():
+        owners = (
+            present
+            if name not in method.per_user
+            else torch.from_numpy(np.concatenate([federation.members[c] for c in present.tolist()]))
+        )
+        absent = torch.ones(len(leaf), dtype=torch.bool)
+        absent[owners] = False
+        assert torch.equal(leaf[absent], before[name][absent]), f"'{name}' of an absent client moved"
+
+
+def check_scores(method: Method, federation: Federation) -> None:
+    """Every user is scored once, with numbers; scoring changes nothing and agrees with scoring pairs."""
+    fleet = SimulatedFleet(method, federation, threads=1)
+    server = method.init_server(federation)
+    server = method.aggregate(server, fleet.train(server, torch.arange(federation.n_clients), 1, Traffic()))
+    before = {n: x.clone() for n, x in fleet.store.leaves.items()}
+    for phase in ("valid", "test"):
+        blocks = list(fleet.scores(server, phase))
+        users, scores = (torch.cat(parts) for parts in zip(*blocks, strict=True))
+        assert sorted(users.tolist()) == list(range(federation.n_users))
+        assert scores.shape == (federation.n_users, federation.n_items)
+        assert torch.isfinite(scores).all()
+        torch.testing.assert_close(fleet.scores_of(server, int(users[3]), phase), scores[3], atol=CLOSE, rtol=CLOSE)
+    assert all(torch.equal(before[n], x) for n, x in fleet.store.leaves.items()), "scoring changed a private leaf"
+    if method.phases(1):
+        data = federation.people(torch.arange(federation.n_clients))
+        p = method.serve(fleet.store.read(data), method.downlink(server, data.ids), data, "valid")
+        table = method.view(p)
+        draw = torch.Generator().manual_seed(0)
+        shape = (federation.n_clients, 20)
+        slot = torch.randint(data.users.shape[1], shape, generator=draw)
+        row = torch.randint(federation.n_items, shape, generator=draw)
+        each = torch.arange(federation.n_clients)[:, None]
+        with torch.no_grad():
+            pairs, everything = method.pairs(p, table, slot, row), method.score(p, table)
+        torch.testing.assert_close(pairs, everything[each, slot, row], atol=CLOSE, rtol=CLOSE)
+
+
+def check_resume(name: str, settings: dict[str, Any], folder: Path) -> None:
+    """A run that was interrupted and resumed ends as one that was not."""
+    options = {"data": "demo", "rounds": 4, "threads": 1, "checkpoint_every": 2, "settings": settings}
+
+    def stop(progress: Any, plan: Any) -> None:
+        if progress.round == 3:  # the last round may not have a checkpoint: it is run again
+            raise KeyboardInterrupt
+
+    expected = run(name, out=folder / "through", **options)
+    with pytest.raises(KeyboardInterrupt):
+        run(name, out=folder / "stopped", watch=stop, **options)
+    assert RunFolder.open(folder / "stopped").summary is None
+    assert comparable(resume(folder / "stopped")) == comparable(expected)
+    for which in ("last", "best"):
+        for one, other in zip(*(RunFolder.open(folder / f).load(which) for f in ("through", "stopped")), strict=True):
+            assert set(one) == set(other)
+            assert all(torch.equal(one[n], other[n]) for n in one), f"the {which} checkpoint differs"
+
+
+def comparable(summary: Summary) -> dict[str, Any]:
+    """Everything of a summary that the clock has no part in."""
+    return {k: v for k, v in dataclasses.asdict(summary).items() if k not in MEASURED}
+
+
+def check_planted(name: str, settings: dict[str, Any], rounds: int, folder: Path) -> None:
+    """Tastes planted in the demo are found: twice as often among the first ten as by popularity."""
+    options = {"data": "demo", "threads": 1, "checkpoint_every": 1000}
+    found = run(name, out=folder / "planted", rounds=rounds, evaluate_every=5, settings=settings, **options)
+    popular = run("popularity", out=folder / "popular", **options)
+    assert found.test["HR@10"] > 2 * popular.test["HR@10"]
+
+
+def check_all(method: Method, case: Case | None = None) -> None:
+    """Every check that needs no run folder."""
+    case = case or Case()
+    federation = clients(method)
+    check_chunks(method, federation)
+    check_nothing_private_is_sent(method)
+    check_wire(method)
+    check_bytes(method)
+    check_absent_clients(method)
+    check_scores(method, federation)
+    if case.many_users:
+        check_chunks(method, mixed_clients())
+        check_scores(method, mixed_clients())

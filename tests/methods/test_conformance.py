@@ -1,0 +1,152 @@
+from dataclasses import dataclass
+
+import conformance
+import pytest
+import torch
+from conformance import Case
+
+from tacit.config import build
+from tacit.core.method import Method
+from tacit.core.payload import Each, Payload
+from tacit.methods import known
+
+# One entry per method. A method without one fails below, so that nobody forgets it.
+CASES = {
+    "ease": Case(quick={"ridge": (20.0, 50.0)}, planted={"ridge": (20.0, 50.0)}, rounds=2),
+    "fedmf": Case(quick={"dim": 8, "epochs": 2}, planted={"init": 0.3}, rounds=15),
+    "fedncf": Case(
+        quick={"dim": 8, "epochs": 1, "layers": (8, 4)},
+        planted={
+            "optimizer": "sgd",
+            "lr": 2.0,
+            "table_lr": 3000.0,
+            "init": 0.5,
+            "epochs": 1,
+            "batch": 0,
+            "layers": (32,),
+        },
+        rounds=40,
+    ),
+    "mf": Case(quick={"dim": 8}, planted={"lr": 0.02}, rounds=15),
+    "oracle": Case(),
+    "popularity": Case(),
+}
+
+methods = pytest.mark.parametrize("name", known())
+
+
+def made(name):
+    return build(known()[name], CASES[name].quick)
+
+
+def test_every_method_has_a_case_and_every_case_a_method():
+    assert set(CASES) == set(known()), "add a line to CASES for a new method"
+
+
+@methods
+def test_chunks_and_threads_do_not_show(name):
+    conformance.check_chunks(made(name), conformance.clients(made(name)))
+
+
+@methods
+def test_nothing_private_is_sent(name):
+    conformance.check_nothing_private_is_sent(made(name))
+
+
+@methods
+def test_payloads_pass_over_the_wire(name):
+    conformance.check_wire(made(name))
+
+
+@methods
+def test_bytes_are_exact(name):
+    conformance.check_bytes(made(name))
+
+
+@methods
+def test_absent_clients_stay_as_they_are(name):
+    conformance.check_absent_clients(made(name))
+
+
+@methods
+def test_every_user_is_scored(name):
+    conformance.check_scores(made(name), conformance.clients(made(name)))
+
+
+@methods
+def test_clients_of_many_users(name):
+    if not CASES[name].many_users:
+        pytest.skip("a client of many users makes no sense for it")
+    conformance.check_chunks(made(name), conformance.mixed_clients())
+    conformance.check_scores(made(name), conformance.mixed_clients())
+
+
+@methods
+def test_resumed_is_uninterrupted(name, tmp_path):
+    conformance.check_resume(name, CASES[name].quick, tmp_path)
+
+
+@methods
+def test_planted_tastes_are_found(name, tmp_path):
+    case = CASES[name]
+    if case.planted is None:
+        pytest.skip("it does not learn tastes")
+    conformance.check_planted(name, case.planted, case.rounds, tmp_path)
+
+
+# The checks themselves, on methods that are wrong on purpose.
+
+
+@dataclass(frozen=True)
+class Leaking(Method):
+    """Sends the private vector under another name."""
+
+    def uplink(self, p, down, data):
+        up = super().uplink(p, down, data)
+        return Payload(up.ids, {**up.fields, "extra": Each(p["user"][:, 0])})
+
+
+@dataclass(frozen=True)
+class Disguised(Method):
+    """Sends the private vector scrambled."""
+
+    def uplink(self, p, down, data):
+        up = super().uplink(p, down, data)
+        return Payload(up.ids, {**up.fields, "extra": Each(p["user"].square().sum((1, 2)))})
+
+
+@dataclass(frozen=True)
+class Global(Method):
+    """Draws from torch's global generator."""
+
+    def receive(self, clients, down, data):
+        p = super().receive(clients, down, data)
+        return p | {"user": p["user"] + 0.01 * torch.randn(p["user"].shape)}
+
+
+@dataclass(frozen=True)
+class Averaging(Method):
+    """Divides the loss by the size of the chunk."""
+
+    def loss(self, p, batch):
+        return super().loss(p, batch) / len(batch.size)
+
+
+SMALL = {"dim": 4, "epochs": 1, "optimizer": "sgd", "lr": 0.5, "init": 0.3}
+
+
+@pytest.mark.parametrize("wrong", [Leaking, Disguised])
+def test_a_leak_is_caught(wrong):
+    with pytest.raises(AssertionError, match=r"'extra' of the upload (is|carries)"):
+        conformance.check_nothing_private_is_sent(wrong(**SMALL))
+
+
+@pytest.mark.parametrize("wrong", [Global, Averaging])
+def test_what_depends_on_the_chunk_is_caught(wrong):
+    with pytest.raises(AssertionError):
+        conformance.check_chunks(wrong(**SMALL), conformance.clients(wrong(**SMALL), users=12))
+
+
+@pytest.mark.parametrize("change", [{}, {"optimizer": "adam", "lr": 0.01, "batch": 32}])
+def test_a_right_method_passes_all(change):
+    conformance.check_all(Method(**SMALL | change))

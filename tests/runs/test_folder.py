@@ -1,0 +1,156 @@
+import json
+import math
+
+import pytest
+import torch
+
+from tacit.core.rounds import Progress, RoundRecord
+from tacit.errors import UserError
+from tacit.runs.folder import RunFolder
+
+SPENT = {"seconds": 1.5, "cpu_seconds": 2.5, "peak_memory_mb": 100.0}
+ASKED = {"config": {"method": "fedmf"}, "settings": {}, "fingerprint": "x"}
+
+
+def record(round, value=0.1):
+    return RoundRecord(round, 0.5, 0.6, {"NDCG@10": value}, 10, 20, 3)
+
+
+def state(round):
+    return {"items": torch.full((2, 3), float(round))}, {"user": torch.full((4,), -float(round))}
+
+
+def played(folder, values):
+    """Rounds with these validation values, each logged and checkpointed."""
+    best, best_round, history = -math.inf, 0, []
+    for round, value in enumerate(values, 1):
+        server, clients = state(round)
+        improved = value > best
+        best, best_round = (value, round) if improved else (best, best_round)
+        history.append(record(round, value))
+        folder.log(history[-1])
+        folder.save(Progress(server, round, best_round, best, history), clients, improved, SPENT)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder.create(tmp_path / "run", ASKED)
+
+
+def test_a_new_folder_holds_what_was_asked_for(folder):
+    assert RunFolder.open(folder.path).run == ASKED
+    assert folder.summary is None
+    assert folder.load("last") is None
+    assert folder.rounds() == []
+
+
+def test_an_empty_folder_is_taken_and_a_full_one_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    made = RunFolder.create(tmp_path / "empty", ASKED)
+    with pytest.raises(UserError, match=rf"{made.path} is not an empty folder; tacit resume {made.path}"):
+        RunFolder.create(made.path, ASKED)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("dear")
+    with pytest.raises(UserError, match="is not an empty folder; name another"):
+        RunFolder.create(tmp_path / "other", ASKED)
+    with pytest.raises(UserError, match="is not an empty folder; name another"):
+        RunFolder.create(tmp_path / "other" / "letter.txt", ASKED)
+    assert (tmp_path / "other" / "letter.txt").read_text() == "dear"
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match=r"cannot write to .*file/run: .*; name another --out"):
+        RunFolder.create(tmp_path / "file" / "run", ASKED)
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", "{}", '{"config": {}}'])
+def test_what_is_not_a_run_folder_is_refused(tmp_path, text):
+    if text is not None:
+        (tmp_path / "run.json").write_text(text)
+    with pytest.raises(UserError) as caught:
+        RunFolder.open(tmp_path).run  # noqa: B018
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_the_last_and_the_best_checkpoint_are_kept_and_no_others(folder):
+    played(folder, [0.1, 0.3, 0.2, 0.25])
+    assert sorted(p.name for p in folder.checkpoints.glob("round-*")) == ["round-000002", "round-000004"]
+    for which, round in (("last", 4), ("best", 2)):
+        for found, expected in zip(folder.load(which), state(round), strict=True):
+            assert set(found) == set(expected)
+            assert all(torch.equal(found[n], expected[n]) for n in expected)
+
+
+def test_progress_comes_back_whole(folder):
+    played(folder, [0.1, 0.3, 0.2])
+    progress, spent = folder.progress(state(3)[0])
+    assert (progress.round, progress.best_round, progress.best) == (3, 2, 0.3)
+    assert progress.history == [record(1, 0.1), record(2, 0.3), record(3, 0.2)]
+    assert spent == SPENT
+
+
+def test_without_validation_so_far_the_last_is_the_best(folder):
+    server, clients = state(1)
+    folder.log(RoundRecord(1, 0.5, None, None, 1, 2, 3))
+    folder.save(Progress(server, 1, 0, -math.inf), clients, False, SPENT)
+    progress, _ = folder.progress(server)
+    assert (progress.best_round, progress.best) == (0, -math.inf)
+    assert torch.equal(folder.load("best")[0]["items"], server["items"])
+
+
+@pytest.mark.parametrize("tail", ["", '{"round": 4', '{"round": 4, "seconds": 1}\n{"rou'])
+def test_lines_behind_the_last_checkpoint_are_cut_off(folder, tail):
+    """Killed between the line and the checkpoint, or within the line."""
+    played(folder, [0.1, 0.3, 0.2])
+    with (folder.path / "rounds.jsonl").open("a") as file:
+        file.write(tail)
+    progress, _ = folder.progress(state(3)[0])
+    assert [r.round for r in progress.history] == [1, 2, 3]
+    folder.log(record(4))
+    assert [line["round"] for line in folder.rounds()] == [1, 2, 3, 4]
+
+
+def test_killed_before_the_first_checkpoint(folder):
+    folder.log(record(1))
+    (folder.checkpoints / "round-000001").mkdir()
+    (folder.checkpoints / "round-000001" / "server.safetensors").write_bytes(b"half")
+    progress, spent = folder.progress(state(0)[0])
+    assert (progress.round, progress.history, spent) == (0, [], {})
+    assert folder.load("last") is None
+    assert folder.rounds() == []
+    played(folder, [0.4])
+    assert torch.equal(folder.load("last")[0]["items"], state(1)[0]["items"])
+
+
+def test_killed_while_a_checkpoint_is_written(folder):
+    """The index still names the one before; the half of the next is written over."""
+    played(folder, [0.1, 0.3])
+    folder.log(record(3))
+    (folder.checkpoints / "round-000003").mkdir()
+    (folder.checkpoints / "round-000003" / "server.safetensors").write_bytes(b"half")
+    (folder.checkpoints / "index.json.new").write_text("{")
+    (folder.path / "summary.json.new").write_text("{")
+    progress, _ = folder.progress(state(2)[0])
+    assert progress.round == 2
+    assert folder.summary is None
+    assert torch.equal(folder.load("last")[0]["items"], state(2)[0]["items"])
+    server, clients = state(3)
+    folder.save(Progress(server, 3, 2, 0.3, [*progress.history, record(3)]), clients, False, SPENT)
+    assert torch.equal(folder.load("last")[0]["items"], server["items"])
+    assert torch.equal(folder.load("best")[0]["items"], state(2)[0]["items"])
+
+
+def test_a_server_may_keep_one_tensor_under_two_names(folder):
+    table = torch.ones(2, 3)
+    server = {"items": table, "before": table, "turned": table.T}
+    folder.save(Progress(server, 1, 1, 0.1), {}, True, SPENT)
+    found, clients = folder.load("last")
+    assert clients == {}
+    assert all(torch.equal(found[n], server[n]) for n in server)
+
+
+def test_the_summary_is_read_as_written(folder):
+    folder.finish({"method": "fedmf", "test": {"HR@10": 0.25}})
+    assert folder.summary == {"method": "fedmf", "test": {"HR@10": 0.25}}
+    assert json.loads((folder.path / "summary.json").read_text()) == folder.summary

@@ -1,0 +1,261 @@
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import tacit
+from tacit.config import config
+from tacit.data.imported import import_file
+from tacit.errors import UserError
+from tacit.evaluation.protocol import Evaluator
+from tacit.runs.folder import RunFolder
+from tacit.runs.run import free_folder, reopen, resume, run
+
+QUICK = {"data": "demo", "rounds": 3, "threads": 1, "settings": {"dim": 8, "init": 0.3}}
+METRICS = {f"{name}@{k}" for name in ("HR", "NDCG", "MRR", "Recall", "Precision", "F1") for k in (5, 10, 20)}
+CONTRACT = {
+    "method", "data", "protocol", "seed", "best_round", "valid", "test", "test_sampled99", "bytes_up", "bytes_down",
+    "seconds", "cpu_seconds", "peak_memory_mb", "epsilon",
+}  # fmt: skip
+ROUND = {"round", "seconds", "loss", "valid", "bytes_up", "bytes_down", "clients", "epsilon"}
+MEASURED = ("seconds", "cpu_seconds", "peak_memory_mb", "folder")
+
+
+def comparable(summary):
+    return {k: v for k, v in dataclasses.asdict(summary).items() if k not in MEASURED}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """One finished run: (summary, folder)."""
+    folder = tmp_path_factory.mktemp("runs") / "fedmf"
+    return run("fedmf", out=folder, **QUICK), folder
+
+
+def test_the_summary_holds_to_the_contract(finished):
+    summary, folder = finished
+    written = json.loads((folder / "summary.json").read_text())
+    assert written == dataclasses.asdict(summary)
+    assert set(written) >= CONTRACT
+    for part in ("valid", "test", "test_sampled99"):
+        assert set(written[part]) == METRICS
+        assert all(0 <= value <= 1 for value in written[part].values())
+    assert (summary.method, summary.data, summary.protocol, summary.seed) == ("fedmf", "demo", "strict", 0)
+    assert summary.epsilon is None
+    assert summary.seconds > 0
+    assert summary.cpu_seconds > 0
+    assert summary.peak_memory_mb > 50
+
+
+def test_every_round_is_a_line(finished):
+    summary, folder = finished
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2, 3]
+    assert all(set(line) == ROUND for line in lines)
+    assert all(set(line["valid"]) == METRICS for line in lines)
+    assert sum(line["bytes_up"] for line in lines) == summary.bytes_up
+    assert sum(line["bytes_down"] for line in lines) == summary.bytes_down
+    assert all(line["clients"] == 300 for line in lines)
+    table = 210 * 8 * 4
+    assert summary.bytes_down == 3 * 300 * table
+    assert summary.bytes_up == 3 * 300 * (table + 4)
+
+
+def test_the_run_is_described_with_everything_that_decides_it(finished):
+    _, folder = finished
+    written = json.loads((folder / "run.json").read_text())
+    assert written["config"]["protocol"] == "strict"
+    assert written["config"]["seed"] == 0
+    assert written["settings"]["dim"] == 8
+    assert written["settings"]["negatives"] == 4
+    assert set(written["versions"]) == {"tacit", "torch", "numpy", "python"}
+    assert len(written["fingerprint"]) == 64
+    assert written["data"]["users"] == 300
+
+
+def test_the_reported_round_is_the_best_on_validation_and_test_is_read_there(tmp_path):
+    options = QUICK | {"rounds": 8, "settings": {"lr": 0.1}}
+    summary = run("mf", out=tmp_path / "run", **options)
+    values = [line["valid"]["NDCG@10"] for line in RunFolder.open(tmp_path / "run").rounds()]
+    assert summary.best_round == 1 + values.index(max(values))
+    assert summary.best_round < 8, "the case is meant to overfit"
+    assert summary.valid["NDCG@10"] == max(values)
+    made = reopen(tmp_path / "run")
+    server = made.load_best()
+    at_best = Evaluator(made.split)(made.fleet.scores(server, "test"), "test").main
+    assert summary.test == at_best
+    last, clients = made.folder.load("last")
+    made.fleet.store.load(clients)
+    assert Evaluator(made.split)(made.fleet.scores(last, "test"), "test").main != at_best
+
+
+def test_another_metric_can_choose_the_round(tmp_path):
+    options = QUICK | {"rounds": 8, "settings": {"lr": 0.1}}
+    summary = run("mf", out=tmp_path / "run", select="Recall@20", **options)
+    values = [line["valid"]["Recall@20"] for line in RunFolder.open(tmp_path / "run").rounds()]
+    assert summary.best_round == 1 + values.index(max(values))
+
+
+@pytest.mark.parametrize("change", [{"chunk": 7}, {"threads": 2}, {"mapped": True}])
+def test_where_it_runs_does_not_show(finished, tmp_path, change):
+    expected, folder = finished
+    summary = run("fedmf", out=tmp_path / "run", **QUICK | change)
+    assert summary.best_round == expected.best_round
+    assert summary.test == pytest.approx(expected.test, abs=0.007)  # a near-tie may turn for two of 300 users
+    one, other = (RunFolder.open(f).load("last") for f in (folder, tmp_path / "run"))
+    for a, b in zip(one, other, strict=True):
+        for name in a:
+            torch.testing.assert_close(a[name], b[name], atol=1e-5, rtol=1e-5)
+
+
+def test_the_same_again_is_the_same_and_another_seed_is_not(finished, tmp_path):
+    expected, _ = finished
+    assert comparable(run("fedmf", out=tmp_path / "again", **QUICK)) == comparable(expected)
+    assert run("fedmf", out=tmp_path / "other", seed=1, **QUICK).test != expected.test
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("stop_after", [1, 3])
+def test_a_stopped_run_goes_on_where_it_was(tmp_path, mapped, stop_after):
+    options = QUICK | {"rounds": 5, "mapped": mapped}
+    expected = run("fedmf", out=tmp_path / "through", **options)
+
+    def stop(progress, plan):
+        if progress.round == stop_after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run("fedmf", out=tmp_path / "run", watch=stop, **options)
+    seen = []
+    summary = resume(tmp_path / "run", watch=lambda progress, plan: seen.append(progress.round))
+    assert seen == list(range(stop_after + 1, 6))
+    assert comparable(summary) == comparable(expected)
+    rounds = [
+        [{k: v for k, v in line.items() if k != "seconds"} for line in RunFolder.open(tmp_path / f).rounds()]
+        for f in ("through", "run")
+    ]
+    assert rounds[0] == rounds[1]
+
+
+def test_a_finished_run_is_only_read(finished):
+    summary, folder = finished
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+    assert resume(folder, watch=lambda *_: pytest.fail("a round was run")) == summary
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
+
+
+def csv(path: Path, users=30, shift=0):
+    lines = ["user,item,time"]
+    lines += [f"{u},{(u * 7 + n * 11 + shift) % 60},{n}" for u in range(users) for n in range(8)]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_a_run_does_not_go_on_over_other_data(tmp_path):
+    import_file(csv(tmp_path / "a.csv"), "mine")
+
+    def stop(progress, plan):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run("popularity", data="mine", rounds=2, threads=1, out=tmp_path / "run", watch=stop)
+    import_file(csv(tmp_path / "b.csv", shift=1), "mine")
+    with pytest.raises(UserError, match="the data set mine is not the one .* was started with; start a new run"):
+        resume(tmp_path / "run")
+    import_file(csv(tmp_path / "c.csv"), "mine")
+    assert resume(tmp_path / "run").rounds == 2
+
+
+def test_recommendations_are_the_best_untouched_items(finished):
+    _, folder = finished
+    made = reopen(folder)
+    data, server = made.split.data, made.load_best()
+    for user in (0, 17):
+        name = str(data.user_ids[user])
+        scores = made.fleet.scores_of(server, user, "test")
+        known = set(made.split.train[user].tolist()) | set(made.split.valid[user].tolist())
+        order = [i for i in scores.argsort(descending=True).tolist() if i not in known]
+        found = made.recommend(name, 12)
+        assert [line.item for line in found] == [str(data.item_ids[i]) for i in order[:12]]
+        assert [line.title for line in found] == [data.title(i) for i in order[:12]]
+        assert [line.score for line in found] == pytest.approx(scores[order[:12]].tolist())
+        assert {line.item for line in found if line.held_out} <= {str(data.item_ids[made.split.test[user][0]])}
+        assert tacit.recommend(folder, name, 12) == found
+    everything = made.recommend(name, 1000)
+    assert len(everything) == data.n_items - len(known)
+    assert sum(line.held_out for line in everything) == 1
+
+
+def test_the_latest_items_are_the_known_ones_newest_first(finished):
+    made = reopen(finished[1])
+    data, user = made.split.data, 5
+    in_time = sorted((t, i) for t, i in zip(data.time[data.user == user], data.item[data.user == user], strict=True))
+    expected = [data.title(i) for _, i in in_time[:-1]][::-1]  # all but the test item
+    assert made.recent(str(data.user_ids[user]), 5) == expected[:5]
+
+
+def test_a_user_who_does_not_exist(finished):
+    with pytest.raises(UserError, match="no user 'nobody' in demo"):
+        tacit.recommend(finished[1], "nobody")
+
+
+def test_clients_of_many_users(tmp_path):
+    summary = run("fedmf", out=tmp_path / "run", clients=7, **QUICK)
+    assert summary.clients == 7
+    assert summary.users_evaluated == 300
+    assert summary.bytes_down == 3 * 7 * 210 * 8 * 4
+    with pytest.raises(UserError, match="clients=301 is more than the 300 users of demo"):
+        run("fedmf", out=tmp_path / "none", clients=301, **QUICK)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("protocol", ["paper", "symmetric", "ratio"])
+def test_other_protocols_have_one_ranking(tmp_path, protocol):
+    summary = run("popularity", protocol=protocol, out=tmp_path / "run", data="demo", threads=1)
+    assert summary.test_sampled99 is None
+    assert set(summary.test) == METRICS
+    assert summary.protocol == protocol
+
+
+def test_without_a_folder_one_is_named_after_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for expected in ("popularity-demo-strict-s3", "popularity-demo-strict-s3-2"):
+        summary = run("popularity", data="demo", seed=3, threads=1)
+        assert summary.folder == os.path.join("runs", expected)  # noqa: PTH118
+        assert (tmp_path / summary.folder / "summary.json").exists()
+    named = free_folder(config(method="my.module:Thing", data="demo"))
+    assert named == Path("runs/my.module.Thing-demo-strict-s0")
+
+
+def test_a_run_of_a_users_own_class(tmp_path, monkeypatch):
+    """The server keeps its former table beside the new one, under a name of its own."""
+    (tmp_path / "mymethod.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from tacit.core.method import Method\n"
+        "@dataclass(frozen=True)\n"
+        "class Keeping(Method):\n"
+        "    name = 'keeping'\n"
+        "    epochs: int = 1\n"
+        "    def init_server(self, federation):\n"
+        "        server = super().init_server(federation)\n"
+        "        return server | {'before': server['items']}\n"
+        "    def aggregate(self, server, uplinks):\n"
+        "        made = super().aggregate(server, uplinks)\n"
+        "        return made | {'before': made['items']}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    summary = run("mymethod:Keeping", data="demo", rounds=2, threads=1, out=tmp_path / "run")
+    assert summary.method == "mymethod:Keeping"
+    assert resume(tmp_path / "run") == summary
+
+
+def test_closing_accounts_of_short_histories_and_repeats(tmp_path):
+    lines = csv(tmp_path / "a.csv").read_text().splitlines()
+    lines += ["x,1,1", "y,1,1", "y,2,2", lines[1], lines[2]]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    import_file(tmp_path / "a.csv", "mine")
+    summary = run("popularity", data="mine", threads=1, out=tmp_path / "run")
+    assert (summary.users_evaluated, summary.users_too_short, summary.duplicates) == (30, 2, 2)

@@ -1,0 +1,121 @@
+from dataclasses import dataclass, fields
+
+import pytest
+
+from tacit.config import build, config, parse_pairs
+from tacit.core.method import Method
+from tacit.errors import UserError
+from tacit.methods import find, known
+from tacit.methods.fedncf import FedNCF
+from tacit.methods.references import EASE
+
+
+def test_the_defaults_are_the_honest_protocol():
+    made = config(method="fedmf")
+    assert (made.protocol, made.data, made.seed, made.select) == ("strict", "ml-100k", 0, "NDCG@10")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"protocol": "strikt"}, r"protocol='strikt' does not do: .*'strict', 'paper', 'symmetric' or 'ratio'"),
+        ({"rounds": 0}, r"rounds=0 does not do: .*greater than or equal to 1"),
+        ({"seed": "x"}, r"seed='x' does not do: .*integer"),
+        ({"clients": -1}, r"clients=-1 does not do"),
+        ({"chunk": 0}, r"chunk=0 does not do"),
+        ({"select": "NDCG@11"}, r"unknown metric 'NDCG@11'; did you mean 'NDCG@10'\? known: F1@10"),
+        ({"sede": 3}, r"unknown option 'sede'; did you mean 'seed'\?"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(options, sentence):
+    with pytest.raises(UserError, match=sentence) as caught:
+        config(method="fedmf", **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_from_the_command_line_get_the_types_of_the_fields():
+    made = build(FedNCF, {"dim": "8", "lr": "0.5", "optimizer": "sgd", "layers": "16,8"})
+    assert made == FedNCF(dim=8, lr=0.5, optimizer="sgd", layers=(16, 8))
+
+
+@pytest.mark.parametrize("layers", ["16,8", "(16, 8)", "[16,8]", [16, 8], (16, 8)])
+def test_tuples_can_be_written_in_any_usual_way(layers):
+    assert build(FedNCF, {"layers": layers}).layers == (16, 8)
+
+
+def test_a_single_value_is_a_tuple_too():
+    assert build(EASE, {"ridge": "500"}).ridge == (500.0,)
+    assert build(FedNCF, {"layers": ""}).layers == ()
+
+
+@dataclass(frozen=True)
+class Choosy(Method):
+    name = "choosy"
+    limit: float | None = 1.0
+    on: bool = False
+
+
+def test_none_and_truth_values():
+    assert build(Choosy, {"limit": "none", "on": "true"}) == Choosy(limit=None, on=True)
+    assert build(Choosy, {"limit": "2", "on": "0"}) == Choosy(limit=2.0, on=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"dmi": "8"}, r"unknown setting of fedncf 'dmi'; did you mean 'dim'\? known: batch, dim"),
+        ({"dim": "abc"}, r"dim=abc does not do for fedncf: .*integer"),
+        ({"dim": "1.5"}, r"dim=1.5 does not do for fedncf: .*integer"),
+        ({"optimizer": "adamw"}, r"optimizer=adamw does not do for fedncf: .*'sgd' or 'adam'"),
+        ({"layers": "8,x"}, r"layers=8,x does not do for fedncf: .*integer"),
+        ({"name": "x"}, r"unknown setting of fedncf 'name'"),
+        ({"dim": 0}, r"dim=0 does not do for fedncf: it must be at least 1"),
+        ({"batch": "-1"}, r"batch=-1 does not do for fedncf: it must be at least 0"),
+        ({"negatives": "-1"}, r"negatives=-1 does not do"),
+        ({"rounds": "0"}, r"rounds=0 does not do"),
+        ({"lr": "nan"}, r"lr=nan does not do"),
+        ({"fraction": "0"}, r"fraction=0.0 does not do for fedncf: it must be above 0"),
+        ({"init": "0"}, r"init=0.0 does not do for fedncf: it must be above 0"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(settings, sentence):
+    with pytest.raises(UserError, match=sentence) as caught:
+        build(FedNCF, settings)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", known())
+def test_every_default_passes_as_a_setting(name):
+    cls = find(name)
+    assert build(cls, {f.name: getattr(cls(), f.name) for f in fields(cls)}) == cls()
+
+
+def test_pairs_from_the_command_line():
+    assert parse_pairs(["a=1", "b=x=y", "c="]) == {"a": "1", "b": "x=y", "c": ""}
+    for wrong in ("a", "=1"):
+        with pytest.raises(UserError, match=f"'{wrong}' is not a setting; write key=value"):
+            parse_pairs([wrong])
+
+
+def test_methods_are_found_by_name_and_by_path():
+    assert find("fedncf") is FedNCF
+    assert find("tacit.methods.fedncf:FedNCF") is FedNCF
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("fedmff", r"unknown method 'fedmff'; did you mean 'fedmf'\? known: ease, fedmf"),
+        ("zzz", r"unknown method 'zzz'; known: ease"),
+        ("nowhere:Thing", r"cannot import method 'nowhere:Thing'"),
+        ("tacit.methods.fedncf:Nothing", r"cannot import method"),
+        (".here:Thing", r"cannot import method"),
+        (":Thing", r"cannot import method"),
+        ("math:pi", r"'math:pi' is not a method"),
+        ("collections:Counter", r"'collections:Counter' is not a method"),
+    ],
+)
+def test_a_method_that_cannot_be_found_is_one_sentence(name, sentence):
+    with pytest.raises(UserError, match=sentence) as caught:
+        find(name)
+    assert "\n" not in str(caught.value)
