@@ -73,8 +73,7 @@ def report(settings: dict[str, Any], figures: dict[str, Any], methods: dict[str,
     table.add_row("plain loop", f"{plain['plain_cpu']:.1f} CPU-s", f"{plain['plain_clients']} clients timed")
     table.add_row("plain loop / engine", f"{plain['ratio']:.1f}", f"same batches differ by {plain['difference']:.0e}")
     walls = f"{threads['one_wall']:.2f} s / {threads['two_wall']:.2f} s"
-    if threads["waiting"] > 1.1:
-        walls += " (machine busy)"
+    walls += f", {threads['possible']:.2f} possible now"
     table.add_row("one thread / two, wall", f"{threads['ratio']:.2f}", walls)
     times = f"{larger['interactions_ratio']:.1f}× interactions"
     table.add_row(f"{large} / {data}", f"{larger['ratio']:.1f}", f"{larger['large_cpu']:.1f} CPU-s, {times}")

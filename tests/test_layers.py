@@ -13,7 +13,7 @@ BELOW = {
     "rng": {"errors"},
     "data": {"errors", "rng"},
     "core": {"errors", "rng", "data"},
-    "methods": {"errors", "rng", "data", "core"},
+    "methods": {"errors", "rng", "data", "core", "privacy"},  # a method may state its own privacy budget
     "privacy": {"errors", "rng", "data", "core"},
     "evaluation": {"errors", "rng", "data", "core"},
     "config": {"errors", "data", "core", "evaluation"},

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated, Any
 
 import typer
@@ -20,7 +21,7 @@ from tacit.core.rounds import Plan, Progress
 from tacit.data import imported, sources
 from tacit.data.summary import summarise
 from tacit.errors import UserError
-from tacit.runs import report
+from tacit.runs import life, report
 from tacit.runs.compare import Row, compare, sanity
 from tacit.runs.run import Run, Summary, Watch, reopen, start
 
@@ -167,6 +168,38 @@ def recommend_command(
         print(json.dumps([dataclasses.asdict(line) for line in found]))
     else:
         out.print(report.recommendations(user, run.recent(user), found))
+
+
+@app.command("forget")
+def forget_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    user: Annotated[str, typer.Option("--user", help="a user id of the run")],
+) -> None:
+    """Remove a user from a run exactly, as if it had never been there."""
+    run = reopen(folder)
+    began = perf_counter()
+    life.forget(run, user)
+    out.print(f"user {user} is forgotten ({perf_counter() - began:.2f} s)", markup=False)
+
+
+@app.command("update")
+def update_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    file: Annotated[Path, typer.Argument(help="CSV or Parquet file with new interactions")],
+    user: Annotated[str, typer.Option("--user", help="column of user ids")] = "user",
+    item: Annotated[str, typer.Option("--item", help="column of item ids")] = "item",
+    time: Annotated[str | None, typer.Option("--time", help="column of times")] = None,
+) -> None:
+    """Take new interactions and new users into a run, as if they had been there from the start."""
+    run = reopen(folder)
+    began = perf_counter()
+    done = life.update(run, file, user, item, time)
+    out.print(
+        f"{done.interactions:,} interactions of {done.users:,} users taken in, {done.new_users:,} of them new; "
+        f"left out: {done.unknown_items:,} of unknown items, {done.repeated:,} repeated "
+        f"({perf_counter() - began:.2f} s)",
+        markup=False,
+    )
 
 
 @app.command("methods")

@@ -44,7 +44,8 @@ def plain_loop(method, federation, data, c):
     users = data.users[c][data.users[c] >= 0]
     user = method.init_users(federation, users)["user"].clone().requires_grad_()
     kind = torch.optim.Adam if method.optimizer == "adam" else torch.optim.SGD
-    optimiser = kind([table, user], lr=method.lr)
+    rates = {"table": method.table_lr or method.lr, "user": method.lr}
+    optimiser = kind([{"params": [table], "lr": rates["table"]}, {"params": [user], "lr": rates["user"]}])
     seen = total = 0
     for epoch in range(method.epochs):
         for batch in data.batches(0, epoch, method.batch):
@@ -62,9 +63,10 @@ def plain_loop(method, federation, data, c):
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize("groups", [0, 3])
-def test_stacked_training_is_a_plain_loop_of_each_client(optimizer, groups):
+@pytest.mark.parametrize("table_lr", [0.0, 0.2])
+def test_stacked_training_is_a_plain_loop_of_each_client(optimizer, groups, table_lr):
     federation = few_clients(8, groups=groups) if groups else of_users()
-    method = Method(**SHORT, optimizer=optimizer)
+    method = Method(**SHORT, optimizer=optimizer, table_lr=table_lr)
     data, kept, up, losses = trained(method, federation)
     assert len(set((-(-data.samples // method.batch)).tolist())) > 1  # different numbers of steps in the chunk
     for c in range(federation.n_clients):

@@ -70,6 +70,18 @@ def test_an_inactive_client_does_not_move_in_value_or_moments():
         assert optimiser.taken[name].tolist() == [2, 2, 1, 1, 1, 0, 0]
 
 
+def test_every_client_has_a_step_count_of_its_own():
+    """A client that starts late is corrected for its own first step, not for the others'."""
+    late, alone = start(), start()
+    optimiser = Stacked(late, "adam")
+    grads = gradients()
+    optimiser.step(grads[0], RATES, [slice(0, 2)])
+    optimiser.step(grads[1], RATES, [slice(0, 2), slice(2, 7)])
+    Stacked(alone, "adam").step(grads[1], RATES, [slice(0, 7)])
+    for name in SHAPES:
+        torch.testing.assert_close(late[name][2:], alone[name][2:])
+
+
 @pytest.mark.parametrize("kind", ["adam", "sgd"])
 def test_a_leaf_without_a_gradient_stays(kind):
     leaves = start()

@@ -1,11 +1,12 @@
 import json
+import math
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tacit.core.payload import BadPayload, Each, Payload, Rows, Shared, decode
+from tacit.core.payload import BadPayload, Each, Payload, Rows, Shared, Sparse, decode
 
 
 def touched(clients=2):
@@ -14,6 +15,13 @@ def touched(clients=2):
     rows = torch.tensor([[2, 0], [1, 3]])[:clients]
     real = torch.tensor([[True, False], [True, True]])[:clients]
     return Rows(100 + torch.arange(clients * 6.0).view(clients, 2, 3), rows, real, base)
+
+
+def cells(clients=2):
+    """Three cells of the first client's (2, 3) matrix, one of them twice, and one of the second's."""
+    n = 3 if clients == 1 else 4
+    client, index = torch.tensor([0, 0, 0, 1])[:n], torch.tensor([5, 0, 5, 2])[:n]
+    return Sparse(client, index, torch.tensor([1.0, 2.0, 10.0, 3.0])[:n], (2, 3), private=False)
 
 
 def everything(clients=2):
@@ -25,6 +33,7 @@ def everything(clients=2):
             "secret": Each(torch.arange(clients).double()),
             "count": Each(torch.arange(clients * 2, dtype=torch.int16).view(clients, 2)),
             "all": Shared(torch.ones(7)),
+            "cells": cells(clients),
         },
     )
 
@@ -48,14 +57,40 @@ def test_the_change_is_against_the_base_and_nothing_on_padding():
 def test_bytes_are_those_of_the_dense_tensors_of_every_client():
     up = everything()
     table, vector, secret, count, shared = 4 * 3 * 4, 3 * 4, 8, 2 * 2, 7 * 4
-    assert up.nbytes() == 2 * (table + vector + secret + count + shared)
+    assert up.nbytes() == 2 * (table + vector + secret + count + shared) + 4 * (4 + 4)
 
 
 def test_one_clients_encoding_is_its_bytes_behind_a_header():
     up = everything(clients=1)
     blob = up.encode()
     header = int.from_bytes(blob[:8], "little")
-    assert len(blob) - 8 - header - up.ids.nbytes == up.nbytes()
+    owners = 8  # how many cells are whose: an address, like the ids
+    assert len(blob) - 8 - header - up.ids.nbytes - owners == up.nbytes()
+
+
+def test_cells_written_out_and_summed():
+    dense = cells().dense()
+    assert dense.tolist() == [[[2.0, 0.0, 0.0], [0.0, 0.0, 11.0]], [[0.0, 0.0, 3.0], [0.0, 0.0, 0.0]]]
+    total = torch.ones(2, 3, dtype=torch.float64)
+    cells().add_to(total)
+    assert torch.equal(total, 1 + dense.double().sum(0))
+
+
+def test_cells_of_a_large_matrix_are_addressed_with_eight_bytes():
+    huge = Sparse(torch.tensor([0]), torch.tensor([2**32 + 5]), torch.ones(1), (2**17, 2**16))
+    up = Payload(torch.tensor([4]), {"x": huge})
+    assert up.nbytes() == 8 + 4
+    back = decode(up.encode()).fields["x"]
+    assert back.index.tolist() == [2**32 + 5]
+    assert back.shape == (2**17, 2**16)
+
+
+def test_a_client_without_cells_is_no_obstacle():
+    up = Payload(torch.arange(3), {"x": Sparse(torch.tensor([1]), torch.tensor([0]), torch.ones(1), (2,))})
+    back = decode(up.encode()).fields["x"]
+    assert back.client.tolist() == [1]
+    empty = Sparse(torch.zeros(0).long(), torch.zeros(0).long(), torch.zeros(0), (2,))
+    assert len(decode(Payload(torch.arange(3), {"x": empty}).encode()).fields["x"].value) == 0
 
 
 def test_a_round_trip_keeps_content_kinds_and_bytes():
@@ -72,6 +107,12 @@ def test_a_round_trip_keeps_content_kinds_and_bytes():
     assert back.nbytes() == up.nbytes()
     assert "table" in back
     assert "nothing" not in back
+
+
+def test_no_clients_are_no_obstacle_either():
+    nothing = torch.zeros(0).long()
+    back = decode(Payload(nothing, {"x": Sparse(nothing, nothing, torch.zeros(0), (2,))}).encode())
+    assert back.nbytes() == 0
 
 
 def test_an_empty_payload_is_one_too():
@@ -104,12 +145,17 @@ def test_a_damaged_payload_is_refused_or_well_formed(data):
     except BadPayload:
         return
     for field in back.fields.values():
-        assert isinstance(field, Shared) or len(field.value) == len(back.ids)
+        if isinstance(field, Sparse):
+            assert min(field.shape) > 0
+            assert ((field.index >= 0) & (field.index < math.prod(field.shape))).all()
+            assert ((field.client >= 0) & (field.client < len(back.ids))).all()
+        else:
+            assert isinstance(field, Shared) or len(field.value) == len(back.ids)
 
 
 def rewritten(change):
     """A payload whose header was changed by hand."""
-    blob = Payload(torch.tensor([1, 2]), {"x": Each(torch.ones(2, 3))}).encode()
+    blob = Payload(torch.tensor([1, 2]), {"x": Each(torch.ones(2, 3)), "y": cells()}).encode()
     length = int.from_bytes(blob[:8], "little")
     header = json.loads(blob[8 : 8 + length])
     change(header)
@@ -122,8 +168,17 @@ def rewritten(change):
     [
         lambda header: header.pop("__metadata__"),
         lambda header: header["__metadata__"].update(kinds="[]"),
-        lambda header: header["__metadata__"].update(kinds='{"x": "public"}'),
-        lambda header: header["__metadata__"].update(kinds='{"x": "private", "y": "private"}'),
+        lambda header: header["__metadata__"].update(kinds='{"x": "private"}'),
+        lambda header: header["__metadata__"].update(kinds='{"x": {"kind": "public"}}'),
+        lambda header: header["__metadata__"].update(kinds='{"z": {"kind": "private"}}'),
+        lambda header: header["__metadata__"].update(kinds='{"y": {"kind": "each", "shape": [2, 2]}}'),
+        lambda header: header["__metadata__"].update(kinds='{"y": {"kind": "each", "shape": [-2, -3]}}'),
+        lambda header: header["__metadata__"].update(kinds='{"y": {"kind": "each", "shape": "x"}}'),
+        lambda header: header["cells.y"].update(dtype="F64"),
+        lambda header: header["cells.y"].update(shape=[2, 1]),
+        lambda header: header["index.y"].update(dtype="F32"),
+        lambda header: header["index.y"].update(shape=[2, 2]),
+        lambda header: header["field.y"].update(shape=[2, 2]),
         lambda header: header["field.x"].update(shape=[3, 2]),
         lambda header: header["field.x"].update(shape=[6]),
         lambda header: header["ids"].update(shape=[1, 2]),

@@ -1,5 +1,6 @@
 import itertools
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -74,9 +75,29 @@ def test_a_fraction_of_the_clients_takes_part():
     assert all(r.seconds > 0 and r.epsilon is None for r in progress.history)
 
 
+@dataclass(frozen=True)
+class OnceOnly(Method):
+    """Asks its clients in the first round and works alone afterwards."""
+
+    def asks(self, round):
+        return round == 1
+
+    def aggregate(self, server, uplinks):
+        arrived = sum(len(up.ids) for up in uplinks)
+        return server | {"items": server["items"] + 1, "arrived": server.get("arrived", torch.zeros(1)) + arrived}
+
+
+def test_clients_take_part_only_in_rounds_that_ask_for_them():
+    progress, _ = federated(Plan(rounds=3, seed=0), [0.1] * 3, method=OnceOnly(dim=4, epochs=1))
+    assert [r.clients for r in progress.history] == [10, 0, 0]
+    assert [r.bytes_up > 0 for r in progress.history] == [True, False, False]
+    assert [r.loss is None for r in progress.history] == [False, True, True]
+    assert progress.server["arrived"].item() == 10
+
+
 @pytest.mark.parametrize(
     ("fraction", "clients", "expected"),
-    [(1.0, 10, 10), (0.6, 5, 3), (0.1, 10, 1), (0.01, 10, 1), (0.25, 10, 3), (4, 10, 4), (40, 10, 10)],
+    [(1.0, 10, 10), (0.07, 100, 7), (0.1, 10, 1), (0.01, 10, 1), (0.25, 10, 3), (4, 10, 4), (40, 10, 10)],
 )
 def test_how_many_clients_a_round_has(fraction, clients, expected):
     ids = sample(clients, fraction, seed=0, round=1)
@@ -100,4 +121,5 @@ def test_who_takes_part_is_drawn_anew_each_round_and_evenly():
 
 
 def test_rounding_up_forgives_rounding_errors():
-    assert [round_up(x) for x in (0.6 * 5, 3.0000001, 2.5, 0.0)] == [3, 4, 3, 1]
+    assert 0.07 * 100 > 7
+    assert [round_up(x) for x in (0.07 * 100, 3.0000001, 2.5, 0.0)] == [7, 4, 3, 1]

@@ -19,7 +19,7 @@ import torch
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.local import local_round
 from tacit.core.method import Method
-from tacit.core.payload import Payload, Shared, State, decode
+from tacit.core.payload import Payload, Shared, Sparse, State, decode
 from tacit.core.store import ClientStore
 from tacit.data.cohort import Federation
 from tacit.data.ragged import Ragged
@@ -64,8 +64,9 @@ def trained(
     for round in range(1, rounds + 1):
         torch.manual_seed(1000 * chunk + round)  # a draw from the global generator would show
         traffic = Traffic()
-        server = method.aggregate(server, fleet.train(server, torch.arange(federation.n_clients), round, traffic))
-        assert traffic.clients == federation.n_clients, "an aggregation must wait for all uploads"
+        ids = torch.arange(federation.n_clients if method.asks(round) else 0)
+        server = method.aggregate(server, fleet.train(server, ids, round, traffic))
+        assert traffic.clients == len(ids), "an aggregation must wait for all uploads"
     return server, fleet.store.leaves
 
 
@@ -134,19 +135,26 @@ def check_wire(method: Method) -> None:
             assert torch.equal(back[name], sent[name])
     server = method.init_server(federation)
     direct, over_wire = (method.aggregate(dict(server), iter([x])) for x in (up, decode(up.encode())))
-    assert set(direct) == set(over_wire) == set(server), "an aggregation must give the whole server state"
+    assert set(direct) == set(over_wire)
+    assert set(direct) >= set(server), "an aggregation must give the whole server state"
     for name, value in direct.items():
         torch.testing.assert_close(over_wire[name], value, atol=CLOSE, rtol=CLOSE)
 
 
 def check_bytes(method: Method) -> None:
-    """Bytes are those of the dense tensors of every client, and what one client's encoding holds."""
+    """Bytes are those of the dense tensors of every client, and what one client's encoding holds.
+
+    Of a field sent as single cells they are those of the cells. How many cells are whose is an address, like the ids.
+    """
     federation = clients(method, users=12)
     for ids in (torch.arange(federation.n_clients), torch.tensor([1])):
         _, down, up = one_round(method, federation, ids)
         for sent in (down, up):
             total = 0
             for sending in sent.fields.values():
+                if isinstance(sending, Sparse):
+                    total += len(sending.value) * (4 + 4)
+                    continue
                 dense = sending.dense()
                 times = len(ids) if isinstance(sending, Shared) else 1
                 total += times * dense.numel() * dense.element_size()
@@ -154,7 +162,8 @@ def check_bytes(method: Method) -> None:
             if len(ids) == 1:
                 blob = sent.encode()
                 header = 8 + int.from_bytes(blob[:8], "little")
-                assert len(blob) - header - sent.ids.nbytes == sent.nbytes()
+                owners = 8 * sum(isinstance(sending, Sparse) for sending in sent.fields.values())
+                assert len(blob) - header - sent.ids.nbytes - owners == sent.nbytes()
 
 
 def check_absent_clients(method: Method) -> None:
@@ -208,7 +217,7 @@ def check_resume(name: str, settings: dict[str, Any], folder: Path) -> None:
     options = {"data": "demo", "rounds": 4, "threads": 1, "checkpoint_every": 2, "settings": settings}
 
     def stop(progress: Any, plan: Any) -> None:
-        if progress.round == 3:  # the last round may not have a checkpoint: it is run again
+        if progress.round == min(3, plan.rounds):  # it may not have a checkpoint: then it is run again
             raise KeyboardInterrupt
 
     expected = run(name, out=folder / "through", **options)

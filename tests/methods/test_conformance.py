@@ -12,7 +12,7 @@ from tacit.methods import known
 
 # One entry per method. A method without one fails below, so that nobody forgets it.
 CASES = {
-    "ease": Case(quick={"ridge": (20.0, 50.0)}, planted={"ridge": (20.0, 50.0)}, rounds=2),
+    "ease": Case(quick={"ridge": (20.0, 50.0, 100.0, 200.0)}, planted={}),
     "fedmf": Case(quick={"dim": 8, "epochs": 2}, planted={"init": 0.3}, rounds=15),
     "fedncf": Case(
         quick={"dim": 8, "epochs": 1, "layers": (8, 4)},
@@ -30,6 +30,7 @@ CASES = {
     "mf": Case(quick={"dim": 8}, planted={"lr": 0.02}, rounds=15),
     "oracle": Case(),
     "popularity": Case(),
+    "tally": Case(quick={"ridge": (1.0, 2.0), "blend": (0.0, 0.3)}, planted={}),
 }
 
 methods = pytest.mark.parametrize("name", known())

@@ -73,14 +73,14 @@ def test_table_and_perceptron_are_shared_and_the_user_is_not():
 
 def test_weights_start_with_the_variance_of_he_and_biases_at_zero():
     federation = few_clients(5)
-    server = FedNCF(dim=64, layers=(256, 128)).init_server(federation)
+    server = FedNCF(dim=64, layers=(256, 128), init=0.05).init_server(federation)
     assert set(server) == set(FedNCF(layers=(256, 128)).shared)
     assert server["w0"].shape == (128, 256)
     assert server["w2"].shape == (128, 1)
     assert server["w0"].std().item() == pytest.approx((2 / 128) ** 0.5, rel=0.02)
     assert server["w1"].std().item() == pytest.approx((2 / 256) ** 0.5, rel=0.02)
     assert not any(server[f"b{n}"].any() for n in range(3))
-    assert server["items"].std().item() == pytest.approx(0.01, rel=0.05)
+    assert server["items"].std().item() == pytest.approx(0.05, rel=0.05)
 
 
 def test_every_client_starts_from_the_servers_network():

@@ -15,7 +15,8 @@ def trained(method, federation, rounds=1):
     fleet = SimulatedFleet(method, federation, threads=1)
     server = method.init_server(federation)
     for round in range(1, rounds + 1):
-        server = method.aggregate(server, fleet.train(server, torch.arange(federation.n_clients), round, Traffic()))
+        ids = torch.arange(federation.n_clients if method.asks(round) else 0)
+        server = method.aggregate(server, fleet.train(server, ids, round, Traffic()))
     return fleet, server
 
 
@@ -101,7 +102,9 @@ def test_ease_with_known_history_takes_the_validation_item_as_input_at_test_and_
 def test_ease_tries_one_ridge_a_round():
     federation = Federation.of_groups(split(random_data(items=30), "strict"), 1)
     x = history(federation.split)
-    for rounds, ridge in ((1, 3.0), (2, 50.0), (3, 3.0)):
+    assert EASE(ridge=(3.0, 50.0)).length() == 2
+    assert [EASE().asks(round) for round in (1, 2, 5)] == [True, False, False]
+    for rounds, ridge in ((1, 3.0), (2, 50.0)):
         _, server = trained(EASE(ridge=(3.0, 50.0)), federation, rounds)
         np.testing.assert_allclose(server["weights"].numpy(), constrained_least_squares(x, ridge), atol=1e-6)
 
@@ -127,7 +130,7 @@ def test_popularity_on_movielens(raw_data, tmp_path):
 
 
 def test_ease_on_movielens(raw_data, tmp_path):
-    summary = run("ease", settings={"ridge": [500.0]}, rounds=1, out=tmp_path / "run", **QUIET)
+    summary = run("ease", settings={"ridge": [500.0]}, out=tmp_path / "run", **QUIET)
     assert summary.test_sampled99["HR@10"] >= 0.62
     assert summary.test["HR@10"] >= 0.130
     assert summary.test["NDCG@10"] >= 0.070

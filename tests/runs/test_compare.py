@@ -4,11 +4,11 @@ import statistics
 
 import pytest
 
+from tacit.config import config
 from tacit.errors import UserError
 from tacit.runs import report
 from tacit.runs.compare import SANITY, Row, compare, sanity
 from tacit.runs.folder import RunFolder
-from tacit.config import config
 
 QUICK = {"data": "demo", "rounds": 2, "threads": 1}
 

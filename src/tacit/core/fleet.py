@@ -75,7 +75,10 @@ class SimulatedFleet:
         """Train these clients for a round and yield their uploads in the order of the chunks."""
 
         def work(chunk: Tensor) -> tuple[Payload, Payload, Tensor]:
-            data = self.federation.cohort(chunk, round, self.method.negatives, self.method.every_row)
+            if self.method.draws:
+                data = self.federation.cohort(chunk, round, self.method.negatives, self.method.every_row)
+            else:
+                data = self.federation.people(chunk)
             down = self.method.downlink(server, chunk)
             kept, up, loss = local_round(self.method, self.store.read(data), down, data)
             self.store.write(data, kept)

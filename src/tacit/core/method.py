@@ -11,7 +11,7 @@ from tacit import rng
 from tacit.core.aggregate import weighted_mean
 from tacit.core.optim import Optimizer
 from tacit.core.payload import Each, Field, Payload, Rows, Shared, State
-from tacit.core.scorers import dot, pair_bce, pick, row_bce
+from tacit.core.scorers import dot, inner_product_step, pair_bce, pick, row_bce
 from tacit.data.cohort import Batch, Cohort, Federation
 
 
@@ -55,6 +55,7 @@ class Method:
     tables: ClassVar[tuple[str, ...]] = ("items",)
     every_row: ClassVar[bool] = False  # train on all M rows, for losses over the whole table
     pooled: ClassVar[bool] = False  # a centralised reference: one client holds all users
+    draws: ClassVar[bool] = True  # whether a round needs training samples
     closed_form: ClassVar[bool] = False  # its rounds are its own: --rounds does not stretch them
     scored_with: ClassVar[Literal["server", "own"]] = "server"  # whose table a client ranks with
 
@@ -124,6 +125,14 @@ class Method:
         if batch.row is None or batch.slot is None:
             return row_bce(self.score(p, table), batch)
         return pair_bce(self.pairs(p, table, batch.slot, batch.row), batch)
+
+    def by_hand(self, p: State, batch: Batch, names: Iterable[str]) -> tuple[Tensor, State] | None:
+        """`loss` and its gradients without autograd, for the plain inner product; None: autograd does it."""
+        own = type(self)
+        plain = (own.loss, own.bce, own.view, own.score) == (Method.loss, Method.bce, Method.view, Method.score)
+        if not plain or batch.count is None or not {"user", "items"}.issuperset(names):
+            return None
+        return inner_product_step(p["user"], p["items"], batch, names)
 
     def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
         """What the clients send back. `weight` is |D_u|, the weight of FedAvg."""

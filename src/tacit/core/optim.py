@@ -1,6 +1,7 @@
 """SGD and Adam over stacked clients. A client that is not active in a step stays exactly where it is."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -22,10 +23,7 @@ class Stacked:
         self.leaves = {n: x.detach() for n, x in leaves.items()}
         self.kind = kind
         self.decay = decay
-        clients = len(next(iter(self.leaves.values())))
-        self.taken = {n: torch.zeros(clients) for n in leaves}  # steps of each client so far
-        self.first = {n: torch.zeros_like(x) for n, x in self.leaves.items()} if kind == "adam" else {}
-        self.second = {n: torch.zeros_like(x) for n, x in self.leaves.items()} if kind == "adam" else {}
+        self.parts: dict[tuple[str, int, int], Part] = {}
 
     @torch.no_grad()
     def step(self, grads: Mapping[str, Tensor], lr: Mapping[str, float], active: Runs) -> None:
@@ -33,32 +31,40 @@ class Stacked:
 
         The clients of a run have the same past, so the first one's count of steps is everyone's.
         """
-        together: dict[float, list[tuple[str, slice]]] = {}
-        for name in grads:
+        together: dict[float, list[tuple[Part, Tensor]]] = {}
+        for name, grad in grads.items():
             for run in active:
-                self.taken[name][run] += 1
-                rate = lr[name]
-                if self.decay != 1.0:
-                    rate *= self.decay ** (float(self.taken[name][run.start]) - 1)
-                together.setdefault(rate, []).append((name, run))
-        for rate, parts in together.items():
+                part = self._part(name, run)
+                part.taken.add_(1)
+                rate = lr[name] if self.decay == 1.0 else lr[name] * self.decay ** (float(part.taken) - 1)
+                whole = run.stop - run.start == len(grad)
+                together.setdefault(rate, []).append((part, grad if whole else grad[run]))
+        for rate, moves in together.items():
             if self.kind == "adam":
-                self._adam(grads, rate, parts)
+                self._adam(moves, rate)
             else:
-                for name, run in parts:
-                    self.leaves[name][run].sub_(grads[name][run], alpha=rate)
+                for part, grad in moves:
+                    part.leaf.sub_(grad, alpha=rate)
 
-    def _adam(self, grads: Mapping[str, Tensor], rate: float, parts: list[tuple[str, slice]]) -> None:
+    def _part(self, name: str, run: slice) -> "Part":
+        key = (name, run.start, run.stop)
+        if key not in self.parts:
+            leaf = self.leaves[name][run]
+            moments = (torch.zeros_like(leaf), torch.zeros_like(leaf)) if self.kind == "adam" else (leaf, leaf)
+            self.parts[key] = Part(leaf, *moments, torch.zeros(()))
+        return self.parts[key]
+
+    def _adam(self, moves: "list[tuple[Part, Tensor]]", rate: float) -> None:
         # The kernel behind torch.optim.Adam(fused=True), which keeps a count of steps for each tensor it is given:
-        # one slice per run gives every client its own bias correction. Called without the optimiser object, whose
+        # one part per run gives every client its own bias correction. Called without the optimiser object, whose
         # bookkeeping costs as much as the arithmetic at this size (docs/decisions/0002-engine.md).
         torch._fused_adam_(
-            [self.leaves[name][run] for name, run in parts],
-            [grads[name][run].contiguous() for name, run in parts],  # the kernel reads plain memory
-            [self.first[name][run] for name, run in parts],
-            [self.second[name][run] for name, run in parts],
+            [part.leaf for part, _ in moves],
+            [grad.contiguous() for _, grad in moves],  # the kernel reads plain memory
+            [part.first for part, _ in moves],
+            [part.second for part, _ in moves],
             [],
-            [self.taken[name][run.start] for name, run in parts],
+            [part.taken for part, _ in moves],
             lr=rate,
             beta1=_BETA1,
             beta2=_BETA2,
@@ -67,3 +73,13 @@ class Stacked:
             amsgrad=False,
             maximize=False,
         )
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run of clients within a leaf, with Adam's moments and the steps taken so far."""
+
+    leaf: Tensor
+    first: Tensor
+    second: Tensor
+    taken: Tensor

@@ -182,7 +182,10 @@ def _field(name: str, kind: dict[str, Any], tensors: State) -> Field:
 
 def _sparse(name: str, shape: tuple[int, ...], private: bool, tensors: State) -> Sparse:
     cells, index, value = (tensors[f"{part}.{name}"] for part in ("cells", "index", "field"))
-    if len(cells) != len(tensors["ids"]) or int(cells.min()) < 0 or not int(cells.sum()) == len(value) == len(index):
+    whole = {cells.dtype, index.dtype} <= {torch.int32, torch.int64}
+    if not whole or {cells.dim(), index.dim(), value.dim()} != {1} or min(shape, default=0) < 1:
+        raise ValueError(f"'{name}' is not a list of cells")
+    if len(cells) != len(tensors["ids"]) or (cells < 0).any() or not int(cells.sum()) == len(value) == len(index):
         raise ValueError(f"'{name}' has cells that do not add up")
     if len(index) and not 0 <= int(index.min()) <= int(index.max()) < math.prod(shape):
         raise ValueError(f"'{name}' has a cell outside its shape")

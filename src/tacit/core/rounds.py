@@ -112,7 +112,7 @@ def sample(clients: int, fraction: float, seed: int, round: int) -> Tensor:
 
 
 def round_up(value: float) -> int:
-    """The next whole number, forgiving rounding errors such as 0.6 · 5 = 3.0000000000000004."""
+    """The next whole number, forgiving rounding errors such as 0.07 · 100 = 7.000000000000001."""
     return max(1, math.ceil(value - 1e-9))
 
 

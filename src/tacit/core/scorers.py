@@ -1,11 +1,13 @@
 """The few operations every method scores and learns with, with gradients written for stacked clients."""
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tacit.core.payload import State
 from tacit.data.cohort import Batch
 
 
@@ -54,6 +56,22 @@ def row_bce(logits: Tensor, batch: Batch) -> Tensor:
     A row that is in the batch n times, p times as a positive, adds n·softplus(z) − p·z.
     """
     return cast(Tensor, _RowBCE.apply(logits, batch.count, batch.positive, batch.size))  # type: ignore[no-untyped-call]
+
+
+def inner_product_step(user: Tensor, table: Tensor, batch: Batch, names: Iterable[str]) -> tuple[Tensor, State]:
+    """`row_bce(dot(user, table))` and its gradients for `user` and `items`, written out.
+
+    Autograd's share of a step at this size is a third; the loss itself is computed only where someone reads it.
+    """
+    assert batch.count is not None
+    assert batch.positive is not None
+    logits = user @ table.mT  # (C, 1, L)
+    loss = torch.zeros_like(batch.size)
+    if batch.report:
+        loss = (batch.count * F.softplus(logits) - batch.positive * logits).sum((1, 2)) / batch.size
+    slope = logits.sigmoid_().mul_(batch.count).sub_(batch.positive).div_(batch.size.view(-1, 1, 1))
+    make = {"user": lambda: slope @ table, "items": lambda: slope.mT * user}
+    return loss, {name: make[name]() for name in names}
 
 
 def pair_bce(logits: Tensor, batch: Batch) -> Tensor:

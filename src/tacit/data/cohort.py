@@ -190,6 +190,7 @@ class Batch:
     size: Tensor  # (C,) samples of each client, at least 1
     active: Tensor  # (C,) clients that still have samples
     runs: list[slice]  # the same as runs of neighbouring clients that take the same steps
+    report: bool = True  # whether anyone reads the value of the loss
     count: Tensor | None = None  # (C, 1, L) times a row is in the batch
     positive: Tensor | None = None  # (C, 1, L) times as a positive
     slot: Tensor | None = None  # (C, B) user of each pair
@@ -252,23 +253,25 @@ class Cohort:
         out[c[each], slot[each], items[real]] = 1
         return torch.from_numpy(out)
 
-    def batches(self, phase: int, epoch: int, size: int) -> Iterator[Batch]:
+    def batches(self, phase: int, epoch: int, size: int, report: bool = True) -> Iterator[Batch]:
         """One epoch in a fresh random order; `size` 0 takes everything in one step."""
         longest = int(self.samples.max())
         size = size or max(longest, 1)
         steps = -(-self.samples // size)  # (C,)
         most = int(steps.max())
         order = self._shuffled(phase, epoch) if most > 1 else None
-        runs = _runs(steps.tolist())
+        each: list[int] = steps.tolist()
+        runs = _runs(each)
         by_rows = self.users.shape[1] == 1
         counts = self._counts(order, size, most) if by_rows else None
         left = (self.samples - torch.arange(most)[:, None] * size).clamp_(min=0, max=size)  # (steps, C)
         actives, counted = left > 0, left.clamp(min=1).float()
         for step in range(most):
             active, count = actives[step], counted[step]
-            on = runs if step == 0 else [run for run in runs if active[run.start]]
+            on = runs if step == 0 else [run for run in runs if each[run.start] > step]
             if counts is not None:
-                yield Batch(count, active, on, count=counts[0][:, step, None], positive=counts[1][:, step, None])
+                here, positive = counts[0][step, :, None], counts[1][step, :, None]
+                yield Batch(count, active, on, report, count=here, positive=positive)
                 continue
             window = slice(step * size, min((step + 1) * size, longest))
             slot, row, label = (
@@ -276,7 +279,7 @@ class Cohort:
                 for x in (self.slot, self.row, self.label)
             )
             mask = torch.arange(slot.shape[1]) < left[step][:, None]
-            yield Batch(count, active, on, slot=slot, row=row, label=label, mask=mask)
+            yield Batch(count, active, on, report, slot=slot, row=row, label=label, mask=mask)
 
     def _shuffled(self, phase: int, epoch: int) -> Tensor:
         """(C, N) a random order of each client's real samples; padding stays behind them."""
@@ -289,14 +292,14 @@ class Cohort:
         return torch.from_numpy((key & _INDEX_MASK).astype(np.int64))
 
     def _counts(self, order: Tensor | None, size: int, steps: int) -> tuple[Tensor, Tensor]:
-        """(C, steps, L) how often each row is in each batch, and how often as a positive."""
+        """(steps, C, L) how often each row is in each batch, and how often as a positive."""
         C, N = self.row.shape
         L = self.rows.shape[1]
-        real = (torch.arange(N) < self.samples[:, None]).float()
-        cell = self.row
+        cell = torch.arange(C)[:, None] * L + self.row
         if order is not None:
             batch = torch.empty_like(order).scatter_(1, order, (torch.arange(N) // size).expand(C, N))
-            cell = batch.clamp_(max=steps - 1) * L + cell
-        count = torch.zeros(C, steps * L).scatter_add_(1, cell, real).view(C, steps, L)
-        positive = torch.zeros(C, steps * L).scatter_add_(1, cell, self.label).view(C, steps, L)
+            cell += batch.clamp_(max=steps - 1) * (C * L)
+        cell, real = cell.view(-1), (torch.arange(N) < self.samples[:, None]).float().view(-1)
+        count = torch.zeros(steps * C * L).scatter_add_(0, cell, real).view(steps, C, L)
+        positive = torch.zeros(steps * C * L).scatter_add_(0, cell, self.label.reshape(-1)).view(steps, C, L)
         return count, positive

@@ -37,7 +37,19 @@ def import_file(
     text; times are numbers or ISO dates. Every other column is ignored.
     """
     _check_name(name)
-    path = Path(path)
+    table = _table(Path(path), user, item, time, title)
+    with writing(stored(name)) as file:
+        table.write_parquet(file)
+    return load(name)
+
+
+def read_file(path: str | Path, user: str = "user", item: str = "item", time: str | None = None) -> Interactions:
+    """The interactions in a file, without keeping them."""
+    return _interactions(Path(path).name, _table(Path(path), user, item, time, None))
+
+
+def _table(path: Path, user: str, item: str, time: str | None, title: str | None) -> pl.DataFrame:
+    """The file's columns `user`, `item` and, where there are any, `time` and `title`, checked row by row."""
     table, where = _read(path)
     if not table.height:
         raise UserError(f"{path.name} holds no rows; it needs at least one interaction below its header")
@@ -56,9 +68,7 @@ def import_file(
     if title is not None:
         text = table[title].cast(pl.String).str.strip_chars()
         columns.append(text.replace("", None).rename("title"))
-    with writing(stored(name)) as file:
-        pl.DataFrame(columns).write_parquet(file)
-    return load(name)
+    return pl.DataFrame(columns)
 
 
 def names() -> list[str]:
@@ -78,7 +88,10 @@ def count(name: str) -> int:
 
 def load(name: str) -> Interactions:
     """An imported data set."""
-    table = _read_parquet(stored(name))
+    return _interactions(name, _read_parquet(stored(name)))
+
+
+def _interactions(name: str, table: pl.DataFrame) -> Interactions:
     titles = None
     if "title" in table.columns:
         titled = table.drop_nulls("title").unique("item", keep="first", maintain_order=True)

@@ -53,11 +53,16 @@ class Cells:
 
     def squares(self, owners: int) -> Floats:
         """(owners,) sum of squares of each sequence's entries."""
-        return np.bincount(self.owner, weights=self.value**2, minlength=owners)
+        return sums(self.owner, self.value**2, owners)
 
-    def upper(self) -> "Cells":
-        """Entries below the diagonal moved above it: a symmetric matrix by one half."""
-        return Cells(self.owner, np.minimum(self.row, self.column), np.maximum(self.row, self.column), self.value)
+    def lower(self) -> "Cells":
+        """Entries above the diagonal moved below it: a symmetric matrix by one half."""
+        return Cells(self.owner, np.maximum(self.row, self.column), np.minimum(self.row, self.column), self.value)
+
+
+def sums(place: Ints, value: Floats, places: int) -> Floats:
+    """(places,) sums of the values at each place."""
+    return np.bincount(place, weights=value, minlength=places).astype(np.float64)
 
 
 def _join(parts: list[Cells]) -> Cells:
@@ -78,7 +83,7 @@ def transitions(s: Sequences, windows: Sequence[int], decays: Sequence[float], n
 
 
 def recurrences(s: Sequences, windows: Sequence[int], decays: Sequence[float], n_items: int) -> Cells:
-    """A = Σ_t h_t h_tᵀ over t = 1 … n−1, its upper half.
+    """A = Σ_t h_t h_tᵀ over t = 1 … n−1, its lower half.
 
     Places a (scale p) and b (scale q) are both in h_t from the step after the later of them until one leaves its window
     or the sequence ends: m steps, each γ_p γ_q times the one before.
@@ -98,16 +103,16 @@ def recurrences(s: Sequences, windows: Sequence[int], decays: Sequence[float], n
                 start = decay_p ** max(lag, 0) * decay_q ** max(-lag, 0)
                 row, column = p * n_items + s.items[a], q * n_items + s.items[a + lag]
                 parts.append(Cells(s.owner[a], row, column, start * series[steps[a]]))
-    return _join(parts).upper()
+    return _join(parts).lower()
 
 
 def gram(s: Sequences) -> Cells:
-    """G = x xᵀ, its upper half."""
+    """G = x xᵀ, its lower half."""
     partners = s.length - s.place
     a = np.repeat(np.arange(len(s.items)), partners)
     first = np.repeat(np.cumsum(partners) - partners, partners)
     b = a + np.arange(len(a)) - first
-    return Cells(s.owner[a], s.items[a], s.items[b], np.ones(len(a))).upper()
+    return Cells(s.owner[a], s.items[a], s.items[b], np.ones(len(a))).lower()
 
 
 def recent(s: Sequences, window: int, decay: float) -> tuple[Ints, Floats]:

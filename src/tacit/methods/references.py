@@ -19,6 +19,7 @@ class Popularity(Method):
 
     name: ClassVar[str] = "popularity"
     closed_form: ClassVar[bool] = True
+    draws: ClassVar[bool] = False
     shared: ClassVar[tuple[str, ...]] = ("count",)
     private: ClassVar[tuple[str, ...]] = ()
 
@@ -125,6 +126,7 @@ class EASE(Method):
     name: ClassVar[str] = "ease"
     paper: ClassVar[str] = "Steck 2019, centralised"
     closed_form: ClassVar[bool] = True
+    draws: ClassVar[bool] = False
     shared: ClassVar[tuple[str, ...]] = ("weights",)
     private: ClassVar[tuple[str, ...]] = ()
     tables: ClassVar[tuple[str, ...]] = ()

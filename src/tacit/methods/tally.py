@@ -1,13 +1,13 @@
 """tally: clients share additive statistics, the server solves in closed form; one upload, and able to forget."""
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from tacit import rng
 from tacit.core.method import Method, Phase
 from tacit.core.payload import Payload, Shared, Sparse, State
 from tacit.data.cohort import Cohort, Federation
-from tacit.methods.history_sums import Cells, Sequences, gram, recent, recurrences, steps, transitions
+from tacit.methods.history_sums import Cells, Sequences, gram, recent, recurrences, steps, sums, transitions
 from tacit.privacy.gaussian import gaussian_epsilon
 
 Ints = NDArray[np.int64]
@@ -51,6 +51,7 @@ class Tally(Method):
     name: ClassVar[str] = "tally"
     paper: ClassVar[str] = "FedCIA's idea taken to its end"
     closed_form: ClassVar[bool] = True
+    draws: ClassVar[bool] = False
     shared: ClassVar[tuple[str, ...]] = ("B", "E", "blend")
     private: ClassVar[tuple[str, ...]] = ()
     tables: ClassVar[tuple[str, ...]] = ()
@@ -131,7 +132,9 @@ class Tally(Method):
         for up in uplinks:
             for name, part in up.fields.items():
                 assert isinstance(part, Sparse)
-                part.add_to(server.setdefault(name, torch.zeros(part.shape)))
+                if name not in server:
+                    server[name] = torch.zeros(part.shape)
+                part.add_to(server[name])
         tried = int(server["tried"])
         if not tried and self.clip:
             self._add_noise(server)
@@ -145,14 +148,14 @@ class Tally(Method):
         return server | {"tried": torch.tensor([tried + 1]), "blend": torch.tensor([blend])}
 
     def _solve(self, server: State, ridge: float) -> State:
-        """P = (A + λI)⁻¹ and B = P C."""
-        scale = ridge * float(server["A"].diagonal().mean())
-        inverse = inverse_of(server["A"], scale)
-        return {"P": inverse, "B": inverse @ server["C"], "lambda": torch.tensor([scale])}
+        """B = (A + λI)⁻¹ C through the Cholesky factor L, which later revisions need too."""
+        factor = factor_of(server["A"], ridge * float(server["A"].diagonal().mean()))
+        empty = torch.zeros(len(factor), 0)
+        return {"B": torch.cholesky_solve(server["C"], factor), "L": factor, "U": empty, "S": torch.zeros(0, 0)}
 
     def _gfcf(self, gram: Tensor) -> State:
         """GF-CF's filter from Σ_u x xᵀ / n_u: the linear one, and the ideal one of its first eigenvectors."""
-        full = gram + gram.triu(1).T
+        full = gram + gram.tril(-1).T
         degree = full.sum(1).clamp(min=1e-12)  # Σ_u x_ui: what the item counts, because each user adds n_u / n_u
         normal = full / degree.sqrt() / degree.sqrt()[:, None]
         rank = min(self.gfcf_rank, len(normal))
@@ -161,7 +164,7 @@ class Tally(Method):
         return {"E": normal + self.gfcf_ideal * ideal}
 
     def _add_noise(self, server: State) -> None:
-        """Gaussian noise on every cell of the sums' upper halves."""
+        """Gaussian noise on every cell of the sums' lower halves."""
         for name in ("A", "C", "G"):
             if name not in server:
                 continue
@@ -170,12 +173,12 @@ class Tally(Method):
                 drawn = rng.normal(int(server["seed"]), f"tally/{name}", 0, block, total.shape[1])
                 total[block] += self.clip * self.dp_noise * drawn
             if name != "C":
-                total.triu_()
+                total.tril_()
 
     # how a client ranks
 
     def serve(self, clients: State, down: Payload, data: Cohort, phase: str) -> State:
-        """The solution, and the user's recent items as rows of it."""
+        """The solution, and each user's histories as sparse rows (C·U, …): h_now and x."""
         split = data.federation.split
         known = phase == "test" and self.history == "known"
         users = data.users.numpy().ravel()
@@ -183,17 +186,17 @@ class Tally(Method):
         if known:
             held = [s if u < 0 else np.concatenate([s, split.valid[u]]) for s, u in zip(held, users, strict=True)]
         laid = Sequences.of(held)
-        p = {"B": down["B"], "E": down["E"], "blend": down["blend"], "bags": torch.tensor(data.users.shape)}
-        rows, weights, owners = [], [], []
+        p = {"B": down["B"], "E": down["E"], "blend": down["blend"], "shape": torch.tensor(data.users.shape)}
+        rows, columns, weights = [], [], []
         for scale, (window, decay) in enumerate(zip(self.windows, self.decays, strict=True)):
             inside, weight = recent(laid, window, decay)
-            rows.append(scale * data.federation.n_items + laid.items[inside])
+            rows.append(laid.owner[inside])
+            columns.append(scale * data.federation.n_items + laid.items[inside])
             weights.append(weight)
-            owners.append(laid.owner[inside])
-        owner = np.concatenate(owners)
-        order = np.argsort(owner, kind="stable")
-        p |= _bags("recent", np.concatenate(rows)[order], np.concatenate(weights)[order], owner[order], len(users))
-        return p | _bags("all", laid.items, np.ones(len(laid.items)), laid.owner, len(users))
+        wide = len(self.windows) * data.federation.n_items
+        now = _matrix(np.concatenate(rows), np.concatenate(columns), np.concatenate(weights), len(users), wide)
+        seen = _matrix(laid.owner, laid.items, np.ones(len(laid.items)), len(users), data.federation.n_items)
+        return p | {"now": now, "seen": seen}
 
     def serving_bytes(self, down: Payload, data: Cohort) -> int:
         """Only the rows of B and E that a client's own items name."""
@@ -211,57 +214,57 @@ class Tally(Method):
         blend = float(p["blend"])
         total = torch.zeros(())
         if blend < 1:
-            total = (1 - blend) * standardised(_gather(p, "recent", p["B"]))
+            total = (1 - blend) * standardised(p["now"] @ p["B"])
         if blend > 0:
-            total = total + blend * standardised(_gather(p, "all", p["E"]))
-        return total.view(*p["bags"].tolist(), -1)
+            total = total + blend * standardised(p["seen"] @ p["E"])
+        return total.view(*p["shape"].tolist(), -1)
 
     # life after training
 
     def revise(self, server: State, old: Ints, new: Ints) -> State:
-        """The sums and the solution after one user's sequence becomes another; empty: the user was not there, or goes.
+        """The sums and the solution after one user's sequence becomes another; empty: was not there, or goes.
 
-        With D = ±1 for the steps that come and go, H their histories and Y the items that followed,
-        P' = P − U S Uᵀ with U = P Hᵀ, S = (D + H U)⁻¹ (Woodbury), and B' = P' (C + Hᵀ D Y) = B + U (D Y − S (H B + H U D Y)).
+        Sums change in the user's own cells. The solution changes by as many dimensions as steps come and go: with
+        D = ±1 for each such step, H its history, Y the item that followed and P = (A + λI)⁻¹ before,
+        U = P Hᵀ and S = (D + H U)⁻¹ give P' = P − U S Uᵀ (Woodbury) and
+        B' = P' (C + Hᵀ D Y) = B + U (D Y − S (H B + H U D Y)).
+        P itself is never formed: it is L⁻ᵀ L⁻¹ less the U S Uᵀ of earlier revisions. λ stays what it was.
         """
         server = dict(server)
         n_items = len(server["G"]) if "G" in server else server["C"].shape[1]
         for sequence, sign in ((old, -1.0), (new, 1.0)):
             for name, part in self.cells([sequence], np.zeros(1, dtype=np.int64), n_items, many=False).items():
-                flipped = Sparse(part.client, part.index, sign * part.value, part.shape)
-                flipped.add_to(server[name])
-        if "P" in server:
+                Sparse(part.client, part.index, sign * part.value, part.shape).add_to(server[name])
+        if "L" in server:
             self._revise_ridge(server, old, new, n_items)
-        if "G" in server:
+        if "PG" in server:
             _revise_ease(server, old, new)
         return server
 
     def _revise_ridge(self, server: State, old: Ints, new: Ints, n_items: int) -> None:
-        same = 0
-        while same < min(len(old), len(new)) and old[same] == new[same]:
-            same += 1
-        histories, followed, signs = [], [], []
-        for sequence, sign in ((old, -1.0), (new, 1.0)):
-            rows, nexts = steps(sequence, self.windows, self.decays, n_items)
-            start = max(same - 1, 0)  # steps inside the common beginning cancel
-            histories.append(rows[start:])
-            followed.append(nexts[start:])
-            signs.append(np.full(len(rows[start:]), sign))
-        H = torch.from_numpy(np.concatenate(histories)).float()  # (n, K·M)
+        shared = 0  # a common beginning cancels: its steps neither come nor go
+        while shared < min(len(old), len(new)) and old[shared] == new[shared]:
+            shared += 1
+        parts = [
+            [x[max(shared - 1, 0) :] for x in steps(sequence, self.windows, self.decays, n_items)]
+            for sequence in (old, new)
+        ]
+        H = torch.from_numpy(np.concatenate([p[0] for p in parts])).float()  # (n, K·M)
         if not len(H):
             return
-        sign = torch.from_numpy(np.concatenate(signs)).float()
-        target = torch.from_numpy(np.concatenate(followed))
+        sign = torch.cat([torch.full((len(p[0]),), s) for p, s in zip(parts, (-1.0, 1.0), strict=True)])
         DY = torch.zeros(len(H), n_items)
-        DY[torch.arange(len(H)), target] = sign
-        P, B = server["P"], server["B"]
-        sparse = H.to_sparse_csr()
-        U = (sparse @ P).T.contiguous()  # P is symmetric: P Hᵀ = (H P)ᵀ
-        inner = sparse @ U  # H U
+        DY[torch.arange(len(H)), torch.from_numpy(np.concatenate([p[1] for p in parts]))] = sign
+        U = torch.cholesky_solve(H.T, server["L"])
+        U -= server["U"] @ (server["S"] @ (server["U"].T @ H.T))  # what earlier revisions changed
+        inner = H @ U
         S = torch.linalg.inv((torch.diag(sign) + inner).double()).float()
-        step = DY - S @ (sparse @ B + inner @ DY)
-        B.addmm_(U, step)
-        P.addmm_(U @ S, U.T, alpha=-1.0)
+        server["B"].addmm_(U, DY - S @ (H @ server["B"] + inner @ DY))
+        server["U"] = torch.cat([server["U"], U], 1)
+        both = torch.zeros(len(server["S"]) + len(S), len(server["S"]) + len(S))
+        both[: len(server["S"]), : len(server["S"])] = server["S"]
+        both[len(server["S"]) :, len(server["S"]) :] = S
+        server["S"] = both
 
 
 def _revise_ease(server: State, old: Ints, new: Ints) -> None:
@@ -274,20 +277,20 @@ def _revise_ease(server: State, old: Ints, new: Ints) -> None:
     server["E"] = ease_weights(inverse)
 
 
-def inverse_of(upper: Tensor, ridge: float) -> Tensor:
-    """(S + λI)⁻¹ of a symmetric S given by its upper half; λ grows until noise leaves it positive definite."""
+def factor_of(lower: Tensor, ridge: float) -> Tensor:
+    """Cholesky factor of S + λI, S symmetric by its lower half; λ grows until noise leaves it positive definite."""
     for growth in range(12):
-        regular = upper.clone()
+        regular = lower.clone()
         regular.diagonal().add_(ridge * 4.0**growth)
-        factor, failed = torch.linalg.cholesky_ex(regular, upper=True)
+        factor, failed = torch.linalg.cholesky_ex(regular)
         if not int(failed):
-            return torch.cholesky_inverse(factor, upper=True)
+            return cast(Tensor, factor)
     raise ValueError("the sums are not those of any data: no ridge makes them positive definite")
 
 
 def ease_solution(gram: Tensor, ridge: float) -> State:
     """The inverse of G + λI and EASE's weights."""
-    inverse = inverse_of(gram, ridge)
+    inverse = torch.cholesky_inverse(factor_of(gram, ridge))
     return {"PG": inverse, "E": ease_weights(inverse)}
 
 
@@ -306,22 +309,14 @@ def _sparse(cells: Cells, client: Ints, shape: tuple[int, int], many: bool) -> S
     if many:  # several users of a client may fill one cell
         size = shape[0] * shape[1]
         key, place = np.unique(owner * size + index, return_inverse=True)
-        owner, index, value = key // size, key % size, np.bincount(place, weights=value, minlength=len(key))
+        owner, index, value = key // size, key % size, sums(place, value, len(key))
     return Sparse(torch.from_numpy(owner), torch.from_numpy(index), torch.from_numpy(value).float(), shape)
 
 
-def _bags(name: str, rows: Ints, weights: NDArray[np.float64], owner: Ints, bags: int) -> State:
-    """Rows to be added up for each user, in the form of an embedding bag."""
-    start = np.searchsorted(owner, np.arange(bags))
-    return {
-        f"{name}.rows": torch.from_numpy(rows),
-        f"{name}.weights": torch.from_numpy(weights).float(),
-        f"{name}.start": torch.from_numpy(start),
-    }
-
-
-def _gather(p: State, name: str, table: Tensor) -> Tensor:
-    """(users, M) weighted sums of rows."""
-    return F.embedding_bag(
-        p[f"{name}.rows"], table, p[f"{name}.start"], mode="sum", per_sample_weights=p[f"{name}.weights"]
-    )
+def _matrix(row: Ints, column: Ints, value: NDArray[np.float64], rows: int, columns: int) -> Tensor:
+    """A sparse matrix in the layout whose products are fast."""
+    place = torch.from_numpy(np.stack([row, column]))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
+        values = torch.from_numpy(value).float()
+        return torch.sparse_coo_tensor(place, values, (rows, columns), check_invariants=False).to_sparse_csr()

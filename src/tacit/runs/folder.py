@@ -14,7 +14,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 
 from tacit.core.payload import State
@@ -70,12 +69,7 @@ class RunFolder:
     def save(self, progress: Progress, clients: State, improved: bool, spent: dict[str, float]) -> None:
         """Checkpoint a finished round: new files first, then the index that makes them count."""
         index = self._index()
-        where = self.checkpoints / f"round-{progress.round:06d}"
-        shutil.rmtree(where, ignore_errors=True)
-        where.mkdir()
-        server = {n: x.clone(memory_format=torch.contiguous_format) for n, x in progress.server.items()}
-        save_file(server, where / "server.safetensors")  # copies: it refuses one memory under two names
-        save_file({n: x.contiguous() for n, x in clients.items()}, where / "clients.safetensors")
+        where = self._write(f"round-{progress.round:06d}", progress.server, clients)
         best = where.name if improved or not progress.best_round else index["best"]
         state = {
             "last": where.name,
@@ -85,9 +79,28 @@ class RunFolder:
             "best_value": progress.best if progress.best_round else None,
             "spent": spent,
         }
-        write_json(self.checkpoints / "index.json", state)
-        for old in self.checkpoints.glob("round-*"):
-            if old.name not in (where.name, best):
+        self._count(state)
+
+    def revise(self, server: State, clients: State) -> None:
+        """Put a new state in the best round's place: what a finished run knows has changed."""
+        index = self._index()
+        number = index.get("revision", 0) + 1
+        where = self._write(f"revision-{number:06d}", server, clients)
+        self._count(index | {"last": where.name, "best": where.name, "revision": number})
+
+    def _write(self, name: str, server: State, clients: State) -> Path:
+        where = self.checkpoints / name
+        shutil.rmtree(where, ignore_errors=True)
+        where.mkdir()
+        save_file(_apart(server), where / "server.safetensors")
+        save_file(_apart(clients), where / "clients.safetensors")
+        return where
+
+    def _count(self, index: dict[str, Any]) -> None:
+        """Make an index the one that counts, and remove what it does not name."""
+        write_json(self.checkpoints / "index.json", index)
+        for old in [*self.checkpoints.glob("round-*"), *self.checkpoints.glob("revision-*")]:
+            if old.name not in (index["last"], index["best"]):
                 shutil.rmtree(old)
 
     def log(self, record: RoundRecord) -> None:
@@ -137,6 +150,19 @@ class RunFolder:
         if not isinstance(value, dict):
             raise UserError(f"{self.path / name} is not what tacit writes there")
         return value
+
+
+def _apart(state: State) -> State:
+    """Contiguous, and no memory under two names: safetensors refuses both."""
+    out: State = {}
+    seen: set[int] = set()
+    for name, value in state.items():
+        whole = value.contiguous()
+        if whole.numel() and whole.untyped_storage().data_ptr() in seen:
+            whole = whole.clone()
+        seen.add(whole.untyped_storage().data_ptr())
+        out[name] = whole
+    return out
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

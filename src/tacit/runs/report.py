@@ -112,7 +112,7 @@ def data_figures(summary: DataSummary) -> list[str]:
         if summary.equal_times is None
         else f"{100 * summary.equal_times:.0f}% of neighbouring interactions share a time stamp",
         f"{summary.duplicates:,} repeated (user, item) rows folded into one",
-        f"{summary.users_below_3:,} users with fewer than 3 interactions: trained on, not evaluated under leave-one-out",
+        f"{summary.users_below_3:,} users with fewer than 3 interactions: trained on, never held out",
         "",
     ]
     most = max((count for _, _, count in summary.histogram), default=1)

@@ -29,6 +29,7 @@ from tacit.evaluation.metrics import Metrics
 from tacit.evaluation.protocol import Evaluator, by_activity
 from tacit.methods import find
 from tacit.runs.folder import RunFolder
+from tacit.runs.life import Life
 
 Watch = Callable[[Progress, Plan], None]  # told of every finished round
 
@@ -104,7 +105,8 @@ class Run:
 
         def record(progress: Progress, improved: bool) -> None:
             self.folder.log(progress.history[-1])
-            due = progress.round % self.config.checkpoint_every == 0 or progress.round == self.plan.rounds
+            due = progress.round % self.config.checkpoint_every == 0 and not self.method.closed_form  # solves are quick
+            due = due or progress.round == self.plan.rounds
             if due or improved:
                 self.folder.save(progress, self.fleet.store.leaves, improved, now_spent())
             if watch:
@@ -163,6 +165,8 @@ class Run:
         """The k best items the user has not touched, as its own device would rank them."""
         data = self.split.data
         user = data.user_index(user_id)
+        if not len(self.split.train[user]):
+            raise UserError(f"{self.folder.path} knows nothing of user '{user_id}': it was forgotten")
         scores = self.fleet.scores_of(self.load_best(), user, "test").clone()
         scores[torch.from_numpy(self.split.known("test")[user])] = -math.inf
         value, item = scores.topk(min(k, int((scores > -math.inf).sum())))
@@ -180,9 +184,7 @@ class Run:
         return [data.title(i) for i in reversed(known[-k:])]
 
 
-def start(
-    configuration: RunConfig, out: Path | None = None, progress: DownloadProgress | None = None
-) -> Run:
+def start(configuration: RunConfig, out: Path | None = None, progress: DownloadProgress | None = None) -> Run:
     """Make the folder of a new run and everything in it, ready to go on."""
     method = build(find(configuration.method), configuration.settings)
     federation = _federation(configuration, method, progress)
@@ -222,6 +224,11 @@ def reopen(path: Path, progress: DownloadProgress | None = None) -> Run:
     federation = _federation(configuration, method, progress)
     if federation.split.data.fingerprint() != written["fingerprint"]:
         raise UserError(f"the data set {configuration.data} is not the one {path} was started with; start a new run")
+    life = Life.of(folder)
+    if life.forgotten or life.sequences:
+        lived = life.apply(federation.split)
+        groups = configuration.clients or lived.n_users
+        federation = Federation.of_users(lived) if groups == lived.n_users else Federation.of_groups(lived, groups)
     return _assemble(configuration, method, federation, folder)
 
 
@@ -245,7 +252,9 @@ def recommend(folder: str | Path, user: str, k: int = 10) -> list[Recommendation
 
 def free_folder(configuration: RunConfig) -> Path:
     """A new folder below `runs`, named after the run."""
-    base = f"{configuration.method.replace(':', '.')}-{configuration.data}-{configuration.protocol}-s{configuration.seed}"
+    base = (
+        f"{configuration.method.replace(':', '.')}-{configuration.data}-{configuration.protocol}-s{configuration.seed}"
+    )
     number = 1
     while (path := Path("runs") / (base if number == 1 else f"{base}-{number}")).exists():
         number += 1
@@ -259,7 +268,9 @@ def _federation(configuration: RunConfig, method: Method, progress: DownloadProg
         return Federation.of_groups(divided, 1)
     if configuration.clients > data.n_users:
         raise UserError(f"clients={configuration.clients} is more than the {data.n_users:,} users of {data.name}")
-    return Federation.of_groups(divided, configuration.clients) if configuration.clients else Federation.of_users(divided)
+    return (
+        Federation.of_groups(divided, configuration.clients) if configuration.clients else Federation.of_users(divided)
+    )
 
 
 def _assemble(configuration: RunConfig, method: Method, federation: Federation, folder: RunFolder) -> Run:

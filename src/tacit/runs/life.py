@@ -1,0 +1,154 @@
+"""Life after training: a run takes in new interactions and forgets users, without a pass over everyone else.
+
+Only methods that keep sums can (tally): they have `revise`. What changed is kept in the run's folder as the training
+sequences of the users that have new interactions; of a forgotten user only the id is kept, so that the data set's
+copy of that user is left out whenever the run is opened again.
+"""
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tacit.core.payload import State
+from tacit.data.imported import read_file
+from tacit.data.interactions import Interactions
+from tacit.data.ragged import Ragged
+from tacit.data.splits import Split
+from tacit.errors import UserError
+from tacit.methods.tally import Tally
+from tacit.runs.folder import RunFolder, write_json
+
+if TYPE_CHECKING:
+    from tacit.runs.run import Run
+
+Ints = NDArray[np.int64]
+
+
+@dataclass
+class Life:
+    """What happened to a run's users since it was trained."""
+
+    forgotten: list[str] = field(default_factory=list)  # user ids
+    sequences: dict[str, list[int]] = field(default_factory=dict)  # user id -> training items, oldest first
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> "Life":
+        """As the folder has it."""
+        path = folder.path / "life.json"
+        return cls(**json.loads(path.read_text())) if path.exists() else cls()
+
+    def save(self, folder: RunFolder) -> None:
+        """Keep it."""
+        write_json(folder.path / "life.json", {"forgotten": self.forgotten, "sequences": self.sequences})
+
+    def apply(self, split: Split) -> Split:
+        """The split as the run now sees it: forgotten users are empty, others have their new sequences."""
+        if not self.forgotten and not self.sequences:
+            return split
+        data = split.data
+        place = {user: index for index, user in enumerate(data.user_ids.tolist())}
+        fresh = [user for user in self.sequences if user not in place]
+        place |= {user: data.n_users + index for index, user in enumerate(fresh)}
+        total = data.n_users + len(fresh)
+        gone = np.zeros(total, dtype=bool)
+        gone[[place[user] for user in self.forgotten if user in place]] = True
+        changed = {place[user]: np.array(items, dtype=np.int64) for user, items in self.sequences.items()}
+        train = _rebuilt(split.train, total, gone, changed)
+        grown = replace(data, user_ids=np.concatenate([data.user_ids, np.array(fresh, dtype=data.user_ids.dtype)]))
+        padding = np.full((len(fresh), 99), -1, dtype=np.int64)
+        return replace(
+            split,
+            data=grown if fresh else data,
+            train=train,
+            valid=_rebuilt(split.valid, total, gone, {}),
+            test=_rebuilt(split.test, total, gone, {}),
+            barred=train.sorted(),
+            negatives={phase: np.concatenate([drawn, padding]) for phase, drawn in split.negatives.items()},
+        )
+
+
+def forget(run: "Run", user_id: str) -> None:
+    """Remove one user from a run: from the sums, from the solution and from its folder."""
+    method = _reviser(run)
+    life = Life.of(run.folder)
+    user = run.split.data.user_index(user_id)
+    if str(user_id) in life.forgotten:
+        raise UserError(f"user '{user_id}' is already forgotten by {run.folder.path}")
+    server = method.revise(run.load_best(), run.split.train[user], np.zeros(0, dtype=np.int64))
+    life.forgotten.append(str(user_id))
+    life.sequences.pop(str(user_id), None)
+    _keep(run, server, life)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an update took in."""
+
+    users: int
+    new_users: int
+    interactions: int
+    unknown_items: int  # rows whose item is not in the run's catalogue
+    repeated: int  # rows of items the user already had
+
+
+def update(run: "Run", path: Path, user: str = "user", item: str = "item", time: str | None = None) -> Update:
+    """Add the interactions of a CSV or Parquet file, behind what each user has; unknown users are new ones."""
+    method = _reviser(run)
+    life = Life.of(run.folder)
+    new = read_file(path, user, item, time)
+    catalogue = {name: index for index, name in enumerate(run.split.data.item_ids.tolist())}
+    known_users = {name: index for index, name in enumerate(run.split.data.user_ids.tolist())}
+    server = run.load_best()
+    added = fresh = unknown_items = repeated = touched = 0
+    for name, items in _by_user(new):
+        if name in life.forgotten:
+            raise UserError(f"user '{name}' of {path.name} is forgotten by {run.folder.path}; remove its rows")
+        inside = [catalogue[i] for i in items if i in catalogue]
+        unknown_items += len(items) - len(inside)
+        old = run.split.train[known_users[name]] if name in known_users else np.zeros(0, dtype=np.int64)
+        have = set(old.tolist())
+        extra = [i for i in dict.fromkeys(inside) if i not in have]
+        repeated += len(inside) - len(extra)
+        if extra:
+            sequence = np.concatenate([old, np.array(extra, dtype=np.int64)])
+            server = method.revise(server, old, sequence)
+            life.sequences[name] = sequence.tolist()
+            fresh += name not in known_users
+            added += len(extra)
+            touched += 1
+    _keep(run, server, life)
+    return Update(touched, fresh, added, unknown_items, repeated)
+
+
+def _by_user(data: Interactions) -> list[tuple[str, list[str]]]:
+    """Item ids of each user, oldest first; the order of the file where there are no times."""
+    order = np.lexsort((np.arange(len(data)) if data.time is None else data.time, data.user))
+    rows = Ragged.of(data.user[order], data.item[order], data.n_users)
+    return [(str(name), data.item_ids[rows[u]].tolist()) for u, name in enumerate(data.user_ids)]
+
+
+def _rebuilt(rows: Ragged, total: int, gone: NDArray[np.bool_], changed: dict[int, Ints]) -> Ragged:
+    """The rows with some emptied, some replaced, and new ones behind."""
+    keep = ~gone[rows.rows] & ~np.isin(rows.rows, list(changed))
+    owner = [rows.rows[keep], *(np.full(len(items), row) for row, items in changed.items())]
+    return Ragged.of(np.concatenate(owner), np.concatenate([rows.values[keep], *changed.values()]), total)
+
+
+def _reviser(run: "Run") -> Tally:
+    if not isinstance(run.method, Tally):
+        raise UserError(
+            f"{run.config.method} cannot take in or forget a user exactly: it keeps no sums; "
+            "use tally, or train again without the user"
+        )
+    if run.method.clip:
+        raise UserError("a run with noise on its sums cannot be revised: its privacy budget is spent; train again")
+    return run.method
+
+
+def _keep(run: "Run", server: State, life: Life) -> None:
+    life.save(run.folder)
+    run.folder.revise(server, run.fleet.store.leaves)
