@@ -67,7 +67,7 @@ def run_command(
     evaluate_every: Every = 1,
     patience: Patience = 0,
     threads: Threads = 0,
-    chunk: Chunk = 64,
+    chunk: Chunk = 128,
     mapped: Mapped = False,
     folder: Annotated[Path | None, typer.Option("--out", help="the run's folder")] = None,
     sanity_rows: Annotated[bool, typer.Option("--sanity/--no-sanity", help="popularity, EASE, oracle")] = True,

@@ -38,7 +38,7 @@ class RunConfig(BaseModel):
 
     # where it runs; the outcome does not depend on these
     threads: Annotated[int, Field(ge=0)] = 0  # 0: one per core
-    chunk: Annotated[int, Field(ge=1)] = 64
+    chunk: Annotated[int, Field(ge=1)] = 128
 
 
 def config(**values: Any) -> RunConfig:

@@ -67,7 +67,7 @@ def test_an_inactive_client_does_not_move_in_value_or_moments():
         assert torch.equal(leaves[name][5:], start()[name][5:])
         assert not optimiser.first[name][5:].any()
         assert not optimiser.second[name][5:].any()
-        assert optimiser.taken[name].tolist() == [2, 2, 1, 1, 1, 0, 0]
+        assert optimiser.taken[name] == [2, 2, 1, 1, 1, 0, 0]
 
 
 def test_every_client_has_a_step_count_of_its_own():
@@ -89,7 +89,7 @@ def test_a_leaf_without_a_gradient_stays(kind):
     optimiser.step({"user": gradients()[0]["user"]}, RATES, [slice(0, 7)])
     assert torch.equal(leaves["table"], start()["table"])
     assert not torch.equal(leaves["user"], start()["user"])
-    assert optimiser.taken["table"].sum() == 0
+    assert not any(optimiser.taken["table"])
 
 
 @pytest.mark.parametrize("kind", ["adam", "sgd"])

@@ -1,7 +1,7 @@
 """SGD and Adam over stacked clients. A client that is not active in a step stays exactly where it is."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -23,7 +23,11 @@ class Stacked:
         self.leaves = {n: x.detach() for n, x in leaves.items()}
         self.kind = kind
         self.decay = decay
-        self.parts: dict[tuple[str, int, int], Part] = {}
+        clients = len(next(iter(self.leaves.values())))
+        self.taken = {n: [0] * clients for n in leaves}  # steps of each client so far
+        self.first = {n: torch.zeros_like(x) for n, x in self.leaves.items()} if kind == "adam" else {}
+        self.second = {n: torch.zeros_like(x) for n, x in self.leaves.items()} if kind == "adam" else {}
+        self._views: dict[tuple[str, int, int], list[Tensor]] = {}  # of a run: leaf and moments
 
     @torch.no_grad()
     def step(self, grads: Mapping[str, Tensor], lr: Mapping[str, float], active: Runs) -> None:
@@ -31,40 +35,39 @@ class Stacked:
 
         The clients of a run have the same past, so the first one's count of steps is everyone's.
         """
-        together: dict[float, list[tuple[Part, Tensor]]] = {}
+        together: dict[float, list[tuple[list[Tensor], Tensor, int]]] = {}
         for name, grad in grads.items():
             for run in active:
-                part = self._part(name, run)
-                part.taken.add_(1)
-                rate = lr[name] if self.decay == 1.0 else lr[name] * self.decay ** (float(part.taken) - 1)
-                whole = run.stop - run.start == len(grad)
-                together.setdefault(rate, []).append((part, grad if whole else grad[run]))
+                taken = self.taken[name][run.start] + 1
+                self.taken[name][run] = [taken] * (run.stop - run.start)
+                rate = lr[name] if self.decay == 1.0 else lr[name] * self.decay ** (taken - 1)
+                whole = run.stop - run.start == len(self.taken[name])
+                together.setdefault(rate, []).append((self._view(name, run), grad if whole else grad[run], taken))
         for rate, moves in together.items():
             if self.kind == "adam":
                 self._adam(moves, rate)
             else:
-                for part, grad in moves:
-                    part.leaf.sub_(grad, alpha=rate)
+                for (leaf,), grad, _ in moves:
+                    leaf.sub_(grad, alpha=rate)
 
-    def _part(self, name: str, run: slice) -> "Part":
+    def _view(self, name: str, run: slice) -> list[Tensor]:
+        """The run's part of leaf and moments; kept, because slicing costs as much as a small step."""
         key = (name, run.start, run.stop)
-        if key not in self.parts:
-            leaf = self.leaves[name][run]
-            moments = (torch.zeros_like(leaf), torch.zeros_like(leaf)) if self.kind == "adam" else (leaf, leaf)
-            self.parts[key] = Part(leaf, *moments, torch.zeros(()))
-        return self.parts[key]
+        if key not in self._views:
+            self._views[key] = [x[name][run] for x in (self.leaves, self.first, self.second) if x]
+        return self._views[key]
 
-    def _adam(self, moves: "list[tuple[Part, Tensor]]", rate: float) -> None:
+    def _adam(self, moves: list[tuple[list[Tensor], Tensor, int]], rate: float) -> None:
         # The kernel behind torch.optim.Adam(fused=True), which keeps a count of steps for each tensor it is given:
-        # one part per run gives every client its own bias correction. Called without the optimiser object, whose
+        # one slice per run gives every client its own bias correction. Called without the optimiser object, whose
         # bookkeeping costs as much as the arithmetic at this size (docs/decisions/0002-engine.md).
         torch._fused_adam_(
-            [part.leaf for part, _ in moves],
-            [grad.contiguous() for _, grad in moves],  # the kernel reads plain memory
-            [part.first for part, _ in moves],
-            [part.second for part, _ in moves],
+            [leaf for (leaf, _, _), _, _ in moves],
+            [grad.contiguous() for _, grad, _ in moves],  # the kernel reads plain memory
+            [first for (_, first, _), _, _ in moves],
+            [second for (_, _, second), _, _ in moves],
             [],
-            [part.taken for part, _ in moves],
+            [_count(taken) for _, _, taken in moves],
             lr=rate,
             beta1=_BETA1,
             beta2=_BETA2,
@@ -75,11 +78,7 @@ class Stacked:
         )
 
 
-@dataclass(frozen=True)
-class Part:
-    """A run of clients within a leaf, with Adam's moments and the steps taken so far."""
-
-    leaf: Tensor
-    first: Tensor
-    second: Tensor
-    taken: Tensor
+@cache
+def _count(steps: int) -> Tensor:
+    """A number of steps in the form the kernel reads; made once, because making it costs more than reading it."""
+    return torch.tensor(float(steps))

@@ -190,13 +190,13 @@ class Batch:
     size: Tensor  # (C,) samples of each client, at least 1
     active: Tensor  # (C,) clients that still have samples
     runs: list[slice]  # the same as runs of neighbouring clients that take the same steps
-    report: bool = True  # whether anyone reads the value of the loss
     count: Tensor | None = None  # (C, 1, L) times a row is in the batch
     positive: Tensor | None = None  # (C, 1, L) times as a positive
     slot: Tensor | None = None  # (C, B) user of each pair
     row: Tensor | None = None  # (C, B)
     label: Tensor | None = None  # (C, B)
     mask: Tensor | None = None  # (C, B)
+    report: bool = True  # whether anyone reads the value of the loss
 
 
 def _runs(steps: list[int]) -> list[slice]:
@@ -265,13 +265,12 @@ class Cohort:
         by_rows = self.users.shape[1] == 1
         counts = self._counts(order, size, most) if by_rows else None
         left = (self.samples - torch.arange(most)[:, None] * size).clamp_(min=0, max=size)  # (steps, C)
-        actives, counted = left > 0, left.clamp(min=1).float()
+        actives, counted = (left > 0).unbind(), left.clamp(min=1).float().unbind()
         for step in range(most):
             active, count = actives[step], counted[step]
             on = runs if step == 0 else [run for run in runs if each[run.start] > step]
             if counts is not None:
-                here, positive = counts[0][step, :, None], counts[1][step, :, None]
-                yield Batch(count, active, on, report, count=here, positive=positive)
+                yield Batch(count, active, on, counts[0][step], counts[1][step], report=report)
                 continue
             window = slice(step * size, min((step + 1) * size, longest))
             slot, row, label = (
@@ -279,7 +278,7 @@ class Cohort:
                 for x in (self.slot, self.row, self.label)
             )
             mask = torch.arange(slot.shape[1]) < left[step][:, None]
-            yield Batch(count, active, on, report, slot=slot, row=row, label=label, mask=mask)
+            yield Batch(count, active, on, slot=slot, row=row, label=label, mask=mask, report=report)
 
     def _shuffled(self, phase: int, epoch: int) -> Tensor:
         """(C, N) a random order of each client's real samples; padding stays behind them."""
@@ -291,8 +290,8 @@ class Cohort:
         key.sort(1)
         return torch.from_numpy((key & _INDEX_MASK).astype(np.int64))
 
-    def _counts(self, order: Tensor | None, size: int, steps: int) -> tuple[Tensor, Tensor]:
-        """(steps, C, L) how often each row is in each batch, and how often as a positive."""
+    def _counts(self, order: Tensor | None, size: int, steps: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """For each step (C, 1, L) how often each row is in each batch, and how often as a positive."""
         C, N = self.row.shape
         L = self.rows.shape[1]
         cell = torch.arange(C)[:, None] * L + self.row
@@ -300,6 +299,6 @@ class Cohort:
             batch = torch.empty_like(order).scatter_(1, order, (torch.arange(N) // size).expand(C, N))
             cell += batch.clamp_(max=steps - 1) * (C * L)
         cell, real = cell.view(-1), (torch.arange(N) < self.samples[:, None]).float().view(-1)
-        count = torch.zeros(steps * C * L).scatter_add_(0, cell, real).view(steps, C, L)
-        positive = torch.zeros(steps * C * L).scatter_add_(0, cell, self.label.reshape(-1)).view(steps, C, L)
-        return count, positive
+        count = torch.zeros(steps * C * L).scatter_add_(0, cell, real)
+        positive = torch.zeros(steps * C * L).scatter_add_(0, cell, self.label.reshape(-1))
+        return count.view(steps, C, 1, L).unbind(), positive.view(steps, C, 1, L).unbind()
