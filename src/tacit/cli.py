@@ -38,6 +38,8 @@ app.add_typer(data_app, name="data")
 out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 err = Console(stderr=True, highlight=False)
 
+EASE_ITEMS = 8_000  # beyond this many items, EASE as a reference takes longer than what it stands beside
+
 DataName = Annotated[str, typer.Option("--data", help="data set; `tacit data list` names them")]
 ProtocolName = Annotated[str, typer.Option("--protocol", help="strict, paper, symmetric or ratio")]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="rounds; the method's own by default")]
@@ -120,7 +122,10 @@ def compare_command(
         raise UserError(f"--seeds {seeds} is not a list of whole numbers; write it as in 0,1,2") from None
     with downloading() as progress:
         sources.load(data, min_interactions, progress)
-    with rounds_bar() as watching:
+    with (
+        stopping(f"finished runs are kept in {folder}" if folder else "nothing is kept without --out"),
+        rounds_bar() as watching,
+    ):
         rows = compare(
             names,
             numbers,
@@ -264,24 +269,27 @@ def main() -> None:
     except UserError as error:
         err.print(f"tacit: {error}", markup=False, soft_wrap=True)
         sys.exit(2)
+
+
+@contextmanager
+def stopping(advice: str) -> Iterator[None]:
+    """Ctrl-C ends with a sentence that says what is left."""
+    try:
+        yield
     except KeyboardInterrupt:
-        err.print("stopped", markup=False)
+        err.print(f"stopped; {advice}", markup=False, soft_wrap=True)
         sys.exit(130)
 
 
 def _finish(run: Run, sanity_rows: bool, as_json: bool) -> None:
     """Train to the end and show everything a newcomer wants to see."""
     path = run.folder.path
-    try:
-        with rounds_bar() as watching:
-            summary = _summary(run, watching(run.config.method))
-            rows = [Row(run.config.method, (summary,))]
-            if sanity_rows:
-                names = [n for n in ("popularity", "ease", "oracle") if n != run.config.method]
-                rows += sanity(run.config, names)
-    except KeyboardInterrupt:
-        err.print(f"stopped; go on with: tacit resume {path}", markup=False, soft_wrap=True)
-        sys.exit(130)
+    with stopping(f"go on with: tacit resume {path}"), rounds_bar() as watching:
+        summary = _summary(run, watching(run.config.method))
+        rows = [Row(run.config.method, (summary,))]
+        if sanity_rows:
+            names = ["popularity", "ease", "oracle"] if run.split.n_items <= EASE_ITEMS else ["popularity", "oracle"]
+            rows += sanity(run.config, [n for n in names if n != run.config.method])
     _table(rows)
     out.print(report.groups(summary))
     for user in _some_users(run):

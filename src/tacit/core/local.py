@@ -14,7 +14,7 @@ from tacit.data.cohort import Batch, Cohort
 def local_round(method: Method, clients: State, down: Payload, data: Cohort) -> tuple[State, Payload, Tensor]:
     """Train C clients for one round: (what they keep, what they send, their mean loss in the last epoch (C,))."""
     p = method.receive(clients, down, data)
-    loss = torch.zeros(len(data.ids))
+    loss = torch.full((len(data.ids),), torch.nan)  # of a round that trains nothing
     for number, phase in enumerate(method.phases(data.round)):
         p, loss = _train(method, p, phase, number, data)
     return method.keep(p), method.uplink(p, down, data), loss

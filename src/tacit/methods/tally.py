@@ -1,5 +1,7 @@
 """tally: clients share additive statistics, the server solves in closed form; one upload, and able to forget."""
 
+import math
+import secrets
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -35,10 +37,10 @@ class Tally(Method):
     side. One upload serves every (λ, w): each round tries the next pair, and validation chooses.
     """
 
-    windows: tuple[int, ...] = (20,)  # W of each time scale
-    decays: tuple[float, ...] = (0.9,)  # γ of each time scale
-    ridge: tuple[float, ...] = (0.5, 1.0, 2.0)  # λ, as a multiple of A's mean diagonal
-    blend: tuple[float, ...] = (0.0, 0.15, 0.3, 0.5)  # w: 0 is the ridge alone, 1 the item weights alone
+    windows: tuple[int, ...] = (1, 20)  # W of each time scale
+    decays: tuple[float, ...] = (1.0, 0.9)  # γ of each time scale
+    ridge: tuple[float, ...] = (0.3, 1.0, 4.0)  # λ, as a multiple of A's mean diagonal (to a power of two)
+    blend: tuple[float, ...] = (0.0, 0.3, 0.5)  # w: 0 is the ridge alone, 1 the item weights alone
     weights: Literal["ease", "gfcf"] = "ease"  # what is made of G
     ease_ridge: float = 200.0  # λ of EASE
     gfcf_rank: int = 128  # of GF-CF's ideal filter
@@ -47,6 +49,7 @@ class Tally(Method):
     clip: float = 0.0  # L2 bound on a user's whole contribution; 0: none
     dp_noise: float = 0.0  # standard deviation of the Gaussian noise on the sums, in units of clip
     delta: float = 1e-6
+    dp_seed: int = -1  # of the noise; -1: the system's entropy, which ε needs. A number is for repeatable simulations
 
     name: ClassVar[str] = "tally"
     paper: ClassVar[str] = "FedCIA's idea taken to its end"
@@ -73,13 +76,13 @@ class Tally(Method):
 
     def epsilon(self, rounds: int) -> float | None:
         """One release of the sums; what follows is computed from them."""
-        return gaussian_epsilon(self.dp_noise, self.delta) if self.clip else None
+        return gaussian_epsilon(self.dp_noise, self.delta) if self.clip and self.dp_noise else None
 
     # what a client sends
 
     def init_server(self, federation: Federation) -> State:
-        """No sums yet; the seed is the noise's."""
-        return {"tried": torch.zeros(1).long(), "seed": torch.tensor([federation.seed])}
+        """No sums yet."""
+        return {"tried": torch.zeros(1).long()}
 
     def init_users(self, federation: Federation, users: Tensor) -> State:
         """A user is its history."""
@@ -136,7 +139,7 @@ class Tally(Method):
                     server[name] = torch.zeros(part.shape)
                 part.add_to(server[name])
         tried = int(server["tried"])
-        if not tried and self.clip:
+        if not tried and self.clip and self.dp_noise:
             self._add_noise(server)
         ridge, blend = self.candidates()[tried]
         if "A" in server and blend < 1 and (not tried or self.candidates()[tried - 1][0] != ridge):
@@ -149,7 +152,7 @@ class Tally(Method):
 
     def _solve(self, server: State, ridge: float) -> State:
         """B = (A + λI)⁻¹ C through the Cholesky factor L, which later revisions need too."""
-        factor = factor_of(server["A"], ridge * float(server["A"].diagonal().mean()))
+        factor = factor_of(server["A"], ridge * scale_of(server["A"]))
         empty = torch.zeros(len(factor), 0)
         return {"B": torch.cholesky_solve(server["C"], factor), "L": factor, "U": empty, "S": torch.zeros(0, 0)}
 
@@ -165,12 +168,11 @@ class Tally(Method):
 
     def _add_noise(self, server: State) -> None:
         """Gaussian noise on every cell of the sums' lower halves."""
-        for name in ("A", "C", "G"):
-            if name not in server:
-                continue
+        seed = secrets.randbits(62) if self.dp_seed < 0 else self.dp_seed
+        for name in [n for n in ("A", "C", "G") if n in server]:
             total = server[name]
             for block in torch.split(torch.arange(len(total)), 256):
-                drawn = rng.normal(int(server["seed"]), f"tally/{name}", 0, block, total.shape[1])
+                drawn = rng.normal(seed, f"tally/{name}", 0, block, total.shape[1])
                 total[block] += self.clip * self.dp_noise * drawn
             if name != "C":
                 total.tril_()
@@ -286,6 +288,12 @@ def factor_of(lower: Tensor, ridge: float) -> Tensor:
         if not int(failed):
             return cast(Tensor, factor)
     raise ValueError("the sums are not those of any data: no ridge makes them positive definite")
+
+
+def scale_of(sums: Tensor) -> float:
+    """The mean diagonal to the nearest power of two, so that a user more or less does not move λ."""
+    mean = float(sums.diagonal().double().mean())
+    return 2.0 ** round(math.log2(mean)) if mean > 0 else 1.0
 
 
 def ease_solution(gram: Tensor, ridge: float) -> State:

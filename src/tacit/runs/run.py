@@ -4,7 +4,6 @@ import dataclasses
 import math
 import platform
 import resource
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -96,11 +95,10 @@ class Run:
         evaluator = Evaluator(self.split)
 
         def now_spent() -> dict[str, float]:
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "linux" else 2**20)
             return {
                 "seconds": spent.get("seconds", 0.0) + time.perf_counter() - began,
                 "cpu_seconds": spent.get("cpu_seconds", 0.0) + time.process_time() - cpu,
-                "peak_memory_mb": max(spent.get("peak_memory_mb", 0.0), peak),
+                "peak_memory_mb": max(spent.get("peak_memory_mb", 0.0), peak_memory_mb()),
             }
 
         def record(progress: Progress, improved: bool) -> None:
@@ -188,6 +186,8 @@ def start(configuration: RunConfig, out: Path | None = None, progress: DownloadP
     """Make the folder of a new run and everything in it, ready to go on."""
     method = build(find(configuration.method), configuration.settings)
     federation = _federation(configuration, method, progress)
+    if not federation.split.test.lengths.any():
+        raise UserError(f"nobody in {configuration.data} has 3 interactions or more: there is nothing to evaluate on")
     path = out or free_folder(configuration)
     folder = RunFolder.create(
         path,
@@ -248,6 +248,15 @@ def resume(folder: str | Path, watch: Watch | None = None) -> Summary:
 def recommend(folder: str | Path, user: str, k: int = 10) -> list[Recommendation]:
     """The k best items for a user, from a run's best round."""
     return reopen(Path(folder)).recommend(user, k)
+
+
+def peak_memory_mb() -> float:
+    """The most memory this process has held. Linux hands ru_maxrss down from the parent, so its own figure is read."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) / 1024
+    except (OSError, IndexError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def free_folder(configuration: RunConfig) -> Path:
