@@ -57,7 +57,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="print the summary as the l
 
 @app.command("run")
 def run_command(
-    method: Annotated[str, typer.Argument(help="`tacit methods` names them")] = "fedmf",
+    method: Annotated[str, typer.Argument(help="`tacit methods` names them")] = "tally",
     data: DataName = "ml-100k",
     protocol: ProtocolName = "strict",
     rounds: Rounds = None,

@@ -190,6 +190,7 @@ def test_noisy_sums_still_have_a_factor():
 def test_the_planted_sequels_are_found(tmp_path):
     tally = run("tally", data="demo", settings={"ease_ridge": 50.0}, out=tmp_path / "tally")
     ease = run("ease", data="demo", out=tmp_path / "ease")
-    assert tally.test["NDCG@10"] > ease.test["NDCG@10"] + 0.05
-    assert tally.rounds == 9
+    assert tally.test["NDCG@10"] > ease.test["NDCG@10"] + 0.02
+    assert tally.test["HR@5"] > ease.test["HR@5"]
+    assert tally.rounds == 6
     assert tally.bytes_down == 0

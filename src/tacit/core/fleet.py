@@ -131,7 +131,7 @@ class SimulatedFleet:
         out: list[Tensor] = []
         start = 0
         for end in range(1, len(order) + 1):
-            widest = min(int(sizes[order[start]]) * (1 + self.method.negatives), self.federation.n_items)
+            widest = self.method.footprint(int(sizes[order[start]]), self.federation.n_items)
             full = end - start == self.chunk or (end - start + 1) * max(widest, 1) > ROWS
             if full or end == len(order):
                 out.append(ids[torch.from_numpy(order[start:end].copy())])
@@ -167,11 +167,12 @@ def keep_freed_memory() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             mallopt = ctypes.CDLL("libc.so.6").mallopt
-            mallopt(_M_MMAP_THRESHOLD, 1 << 28)
-            mallopt(_M_TRIM_THRESHOLD, 1 << 29)
+            mallopt(_M_MMAP_THRESHOLD, 1 << 25)  # the most it accepts; larger blocks still go back at once
+            mallopt(_M_TRIM_THRESHOLD, 1 << 28)
+            mallopt(_M_TOP_PAD, 1 << 26)
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def _step(
     """One step of each active client; a leaf that the loss does not reach stays."""
     if phase.loss == method.loss:
         with torch.no_grad():
-            found = method.by_hand(p, batch, turn)
+            found = method.by_hand(p, batch, turn, optimiser.scratch)
         if found is not None:
             optimiser.step(found[1], turn, batch.runs)
             return found[0]

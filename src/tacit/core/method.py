@@ -126,13 +126,16 @@ class Method:
             return row_bce(self.score(p, table), batch)
         return pair_bce(self.pairs(p, table, batch.slot, batch.row), batch)
 
-    def by_hand(self, p: State, batch: Batch, names: Iterable[str]) -> tuple[Tensor, State] | None:
-        """`loss` and its gradients without autograd, for the plain inner product; None: autograd does it."""
+    def by_hand(self, p: State, batch: Batch, names: Iterable[str], scratch: State) -> tuple[Tensor, State] | None:
+        """`loss` and its gradients without autograd, for the plain inner product; None: autograd does it.
+
+        `scratch` is memory to write to, kept from step to step.
+        """
         own = type(self)
         plain = (own.loss, own.bce, own.view, own.score) == (Method.loss, Method.bce, Method.view, Method.score)
         if not plain or batch.count is None or not {"user", "items"}.issuperset(names):
             return None
-        return inner_product_step(p["user"], p["items"], batch, names)
+        return inner_product_step(p["user"], p["items"], batch, names, scratch)
 
     def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
         """What the clients send back. `weight` is |D_u|, the weight of FedAvg."""
@@ -152,6 +155,10 @@ class Method:
     def serve(self, clients: State, down: Payload, data: Cohort, phase: str) -> State:
         """The leaves a client ranks with. `phase` is `valid` or `test`."""
         return self.receive(clients, down, data)
+
+    def footprint(self, size: int, n_items: int) -> int:
+        """Rows that a client with so many interactions holds in memory at once; chunks are cut by it."""
+        return min(size * (1 + self.negatives), n_items)
 
     def serving_bytes(self, down: Payload, data: Cohort) -> int:
         """Bytes these clients download before they can rank."""

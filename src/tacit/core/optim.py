@@ -27,6 +27,7 @@ class Stacked:
         self.taken = {n: [0] * clients for n in leaves}  # steps of each client so far
         self.first = {n: torch.zeros_like(x) for n, x in self.leaves.items()} if kind == "adam" else {}
         self.second = {n: torch.zeros_like(x) for n, x in self.leaves.items()} if kind == "adam" else {}
+        self.scratch: dict[str, Tensor] = {}  # memory for gradients, at the disposal of whoever computes them
         self._views: dict[tuple[str, int, int], list[Tensor]] = {}  # of a run: leaf and moments
 
     @torch.no_grad()

@@ -58,10 +58,13 @@ def row_bce(logits: Tensor, batch: Batch) -> Tensor:
     return cast(Tensor, _RowBCE.apply(logits, batch.count, batch.positive, batch.size))  # type: ignore[no-untyped-call]
 
 
-def inner_product_step(user: Tensor, table: Tensor, batch: Batch, names: Iterable[str]) -> tuple[Tensor, State]:
+def inner_product_step(
+    user: Tensor, table: Tensor, batch: Batch, names: Iterable[str], scratch: State
+) -> tuple[Tensor, State]:
     """`row_bce(dot(user, table))` and its gradients for `user` and `items`, written out.
 
-    Autograd's share of a step at this size is a third; the loss itself is computed only where someone reads it.
+    Autograd's share of a step at this size is a third; the loss itself is computed only where someone reads it, and the
+    one large gradient is written to the same memory in every step.
     """
     assert batch.count is not None
     assert batch.positive is not None
@@ -70,8 +73,15 @@ def inner_product_step(user: Tensor, table: Tensor, batch: Batch, names: Iterabl
     if batch.report:
         loss = (batch.count * F.softplus(logits) - batch.positive * logits).sum((1, 2)) / batch.size
     slope = logits.sigmoid_().mul_(batch.count).sub_(batch.positive).div_(batch.size.view(-1, 1, 1))
-    make = {"user": lambda: slope @ table, "items": lambda: slope.mT * user}
-    return loss, {name: make[name]() for name in names}
+    grads: State = {}
+    for name in names:
+        if name == "user":
+            grads[name] = slope @ table
+        else:
+            if name not in scratch:
+                scratch[name] = torch.empty_like(table)
+            grads[name] = torch.mul(slope.mT, user, out=scratch[name])
+    return loss, grads
 
 
 def pair_bce(logits: Tensor, batch: Batch) -> Tensor:

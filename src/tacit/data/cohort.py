@@ -286,7 +286,8 @@ class Cohort:
         key = rng.bits(self.federation.seed, f"shuffle/{phase}/{epoch}", self.round, self.ids, N)
         key |= _INDEX_MASK  # the hash decides, the low bits carry the place
         key ^= _INDEX_MASK ^ np.arange(N, dtype=np.uint64)
-        key[np.arange(N) >= self.samples.numpy()[:, None]] |= np.uint64(0xFFFFFFFFFF000000)
+        # arithmetic, not indexing by a mask: NumPy lets other threads run during the former only
+        key |= (np.arange(N) >= self.samples.numpy()[:, None]) * np.uint64(0xFFFFFFFFFF000000)
         key.sort(1)
         return torch.from_numpy((key & _INDEX_MASK).astype(np.int64))
 

@@ -40,7 +40,7 @@ class Tally(Method):
     windows: tuple[int, ...] = (1, 20)  # W of each time scale
     decays: tuple[float, ...] = (1.0, 0.9)  # γ of each time scale
     ridge: tuple[float, ...] = (0.3, 1.0, 4.0)  # λ, as a multiple of A's mean diagonal (to a power of two)
-    blend: tuple[float, ...] = (0.0, 0.3, 0.5)  # w: 0 is the ridge alone, 1 the item weights alone
+    blend: tuple[float, ...] = (0.3, 0.5)  # w: 0 is the ridge alone, 1 the item weights alone
     weights: Literal["ease", "gfcf"] = "ease"  # what is made of G
     ease_ridge: float = 200.0  # λ of EASE
     gfcf_rank: int = 128  # of GF-CF's ideal filter
@@ -108,6 +108,10 @@ class Tally(Method):
         sequences = [train[u] for u in users[client, slot]]
         many = users.shape[1] > 1
         return Payload(data.ids, self.cells(sequences, client, data.federation.n_items, many))
+
+    def footprint(self, size: int, n_items: int) -> int:
+        """Cells of the three sums; a cell is in memory about as long and as often as a fourth of a table's row."""
+        return (size * size // 2 + 2 * size * sum(self.windows)) // 4
 
     def cells(self, sequences: Sequence[Ints], client: Ints, n_items: int, many: bool) -> dict[str, Sparse]:
         """The statistics of sequences that belong to clients; `many`: of several users, whose cells are added up."""

@@ -103,9 +103,8 @@ class Run:
 
         def record(progress: Progress, improved: bool) -> None:
             self.folder.log(progress.history[-1])
-            due = progress.round % self.config.checkpoint_every == 0 and not self.method.closed_form  # solves are quick
-            due = due or progress.round == self.plan.rounds
-            if due or improved:
+            due = progress.round % self.config.checkpoint_every == 0 or progress.round == self.plan.rounds
+            if improved or (due and not self.method.closed_form):  # a candidate that is no better need not be kept
                 self.folder.save(progress, self.fleet.store.leaves, improved, now_spent())
             if watch:
                 watch(progress, self.plan)
@@ -232,7 +231,7 @@ def reopen(path: Path, progress: DownloadProgress | None = None) -> Run:
     return _assemble(configuration, method, federation, folder)
 
 
-def run(method: str = "fedmf", *, out: str | Path | None = None, watch: Watch | None = None, **options: Any) -> Summary:
+def run(method: str = "tally", *, out: str | Path | None = None, watch: Watch | None = None, **options: Any) -> Summary:
     """Train and evaluate a method: `tacit.run("fedmf", data="ml-100k", protocol="strict", settings={"dim": 32})`."""
     return start(config(method=method, **options), Path(out) if out else None).go_on(watch)
 
