@@ -59,9 +59,9 @@ def assert_one_sentence(result, *parts):
     ("words", "parts"),
     [
         (["run", "fedmff"], ["unknown method 'fedmff'", "did you mean 'fedmf'?", "known: ease, fedmf"]),
-        (["run", "--set", "dmi=8"], ["unknown setting of fedmf 'dmi'", "did you mean 'dim'?", "known: batch"]),
+        (["run", "fedmf", "--set", "dmi=8"], ["unknown setting of fedmf 'dmi'", "did you mean 'dim'?", "known: batch"]),
         (["run", "--set", "dim"], ["'dim' is not a setting", "key=value"]),
-        (["run", "--set", "dim=wide"], ["dim=wide", "fedmf", "valid integer"]),
+        (["run", "fedmf", "--set", "dim=wide"], ["dim=wide", "fedmf", "valid integer"]),
         (["run", "--set", "dim=0"], ["dim=0", "at least 1"]),
         (["run", "--data", "demoo"], ["unknown data set 'demoo'", "did you mean 'demo'?", "ml-100k"]),
         (["run", "--protocol", "strikt"], ["'strikt'", "'strict', 'paper', 'symmetric' or 'ratio'"]),

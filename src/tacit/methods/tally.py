@@ -156,9 +156,10 @@ class Tally(Method):
 
     def _solve(self, server: State, ridge: float) -> State:
         """B = (A + λI)⁻¹ C through the Cholesky factor L, which later revisions need too."""
-        factor = factor_of(server["A"], ridge * scale_of(server["A"]))
-        empty = torch.zeros(len(factor), 0)
-        return {"B": torch.cholesky_solve(server["C"], factor), "L": factor, "U": empty, "S": torch.zeros(0, 0)}
+        scale = ridge * scale_of(server["A"])
+        factor = factor_of(server["A"], scale)
+        solved = torch.cholesky_solve(server["C"], factor)
+        return {"B": solved, "lambda": torch.tensor([scale])} | _factored(factor)
 
     def _gfcf(self, gram: Tensor) -> State:
         """GF-CF's filter from Σ_u x xᵀ / n_u: the linear one, and the ideal one of its first eigenvectors."""
@@ -255,22 +256,26 @@ class Tally(Method):
             [x[max(shared - 1, 0) :] for x in steps(sequence, self.windows, self.decays, n_items)]
             for sequence in (old, new)
         ]
-        H = torch.from_numpy(np.concatenate([p[0] for p in parts])).float()  # (n, K·M)
-        if not len(H):
+        rows = np.concatenate([p[0] for p in parts])  # (n, K·M), almost all zero
+        if not len(rows):
             return
+        row, column = np.nonzero(rows)
+        H = _matrix(row, column, rows[row, column], *rows.shape)
         sign = torch.cat([torch.full((len(p[0]),), s) for p, s in zip(parts, (-1.0, 1.0), strict=True)])
-        DY = torch.zeros(len(H), n_items)
-        DY[torch.arange(len(H)), torch.from_numpy(np.concatenate([p[1] for p in parts]))] = sign
-        U = torch.cholesky_solve(H.T, server["L"])
-        U -= server["U"] @ (server["S"] @ (server["U"].T @ H.T))  # what earlier revisions changed
+        DY = torch.zeros(len(rows), n_items)
+        DY[torch.arange(len(rows)), torch.from_numpy(np.concatenate([p[1] for p in parts]))] = sign
+        U = torch.cholesky_solve(torch.from_numpy(rows.T).float(), server["L"])
+        U -= server["U"] @ (server["S"] @ (H @ server["U"]).T)  # what earlier revisions changed
         inner = H @ U
         S = torch.linalg.inv((torch.diag(sign) + inner).double()).float()
         server["B"].addmm_(U, DY - S @ (H @ server["B"] + inner @ DY))
         server["U"] = torch.cat([server["U"], U], 1)
-        both = torch.zeros(len(server["S"]) + len(S), len(server["S"]) + len(S))
-        both[: len(server["S"]), : len(server["S"])] = server["S"]
-        both[len(server["S"]) :, len(server["S"]) :] = S
+        done = len(server["S"])
+        both = torch.zeros(done + len(S), done + len(S))
+        both[:done, :done], both[done:, done:] = server["S"], S
         server["S"] = both
+        if len(both) > len(U) // 4:  # carrying so many costs more than a new factor
+            server |= _factored(factor_of(server["A"], float(server["lambda"])))
 
 
 def _revise_ease(server: State, old: Ints, new: Ints) -> None:
@@ -292,6 +297,11 @@ def factor_of(lower: Tensor, ridge: float) -> Tensor:
         if not int(failed):
             return cast(Tensor, factor)
     raise ValueError("the sums are not those of any data: no ridge makes them positive definite")
+
+
+def _factored(factor: Tensor) -> State:
+    """A fresh factor, with no revisions to carry."""
+    return {"L": factor, "U": torch.zeros(len(factor), 0), "S": torch.zeros(0, 0)}
 
 
 def scale_of(sums: Tensor) -> float:
