@@ -203,3 +203,43 @@ def test_the_loss_goes_down_over_rounds():
     first = trained(method, federation)[3].mean()
     longer = trained(Method(dim=8, epochs=30, lr=0.05, init=0.1), federation)[3].mean()
     assert longer < 0.6 * first
+
+
+@dataclass(frozen=True)
+class ThroughAutograd(Method):
+    """The same model, left to autograd."""
+
+    def by_hand(self, p, batch, names, scratch):
+        return None
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_the_step_by_hand_is_autograds(optimizer):
+    federation = of_users()
+    settings = SHORT | {"optimizer": optimizer, "epochs": 3}
+    _, kept, up, loss = trained(Method(**settings), federation)
+    _, other_kept, other_up, other_loss = trained(ThroughAutograd(**settings), federation)
+    torch.testing.assert_close(up["items"], other_up["items"], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(kept["user"], other_kept["user"], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(loss, other_loss, atol=1e-6, rtol=1e-5)
+
+
+def test_only_the_plain_inner_product_is_done_by_hand():
+    federation = of_users()
+    method, other = Method(**SHORT), AutogradOnly(**SHORT)
+    data = federation.cohort(torch.arange(3), 1, method.negatives)
+    p = method.receive(
+        ClientStore(method, federation).read(data), method.downlink(method.init_server(federation), data.ids), data
+    )
+    batch = next(data.batches(0, 0, 16))
+    assert method.by_hand(p, batch, ["user", "items"], {}) is not None
+    assert other.by_hand(p, batch, ["user", "items"], {}) is None
+    assert method.by_hand(p, batch, ["user", "other"], {}) is None
+
+
+@dataclass(frozen=True)
+class AutogradOnly(Method):
+    """A loss of its own."""
+
+    def loss(self, p, batch):
+        return 2 * super().loss(p, batch)
