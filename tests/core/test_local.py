@@ -213,15 +213,16 @@ class ThroughAutograd(Method):
         return None
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_the_step_by_hand_is_autograds(optimizer):
+# Adam divides by the gradient's size, so a rounding of a gradient near zero shows in the leaf
+@pytest.mark.parametrize(("optimizer", "near"), [("adam", 2e-4), ("sgd", 1e-6)])
+def test_the_step_by_hand_is_autograds(optimizer, near):
     federation = of_users()
     settings = SHORT | {"optimizer": optimizer, "epochs": 3}
     _, kept, up, loss = trained(Method(**settings), federation)
     _, other_kept, other_up, other_loss = trained(ThroughAutograd(**settings), federation)
-    torch.testing.assert_close(up["items"], other_up["items"], atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(kept["user"], other_kept["user"], atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(loss, other_loss, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(up["items"], other_up["items"], atol=near, rtol=1e-5)
+    torch.testing.assert_close(kept["user"], other_kept["user"], atol=near, rtol=1e-5)
+    torch.testing.assert_close(loss, other_loss, atol=near, rtol=1e-5)
 
 
 def test_only_the_plain_inner_product_is_done_by_hand():
