@@ -27,7 +27,7 @@ def comparison(rows: Sequence[Row]) -> Table:
     shown = columns(first.protocol)
     seeds = len(rows[0].runs)
     title = f"{first.data} · {first.protocol} · test" + (f" · {seeds} seeds" if seeds > 1 else f" · seed {first.seed}")
-    table = _table(title)
+    table = _table(title, narrow=True)
     table.add_column("method", no_wrap=True)
     for metric, sampled in shown:
         kind = "1 of 100" if sampled else _kind(first.protocol)
@@ -39,7 +39,7 @@ def comparison(rows: Sequence[Row]) -> Table:
         cells = []
         for (metric, sampled), top in zip(shown, best, strict=True):
             value, spread = row.mean(metric, sampled), row.deviation(metric, sampled)
-            text = f"{value:.4f}" + (f" ±{spread:.4f}" if spread is not None else "")
+            text = f"{value:.4f}" + (f"\n±{spread:.4f}" if spread is not None else "")
             cells.append(Text(text, style="bold" if value == top else ""))
         run = row.runs[0]
         table.add_row(
@@ -140,5 +140,7 @@ def _kind(protocol: str) -> str:
     return "1 of 100" if protocol in ("paper", "symmetric") else "all items"
 
 
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+def _table(title: str, narrow: bool = False) -> Table:
+    """`narrow` fits eight columns into a terminal of 80."""
+    padding = 0 if narrow else (0, 1)
+    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=padding)
