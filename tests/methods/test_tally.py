@@ -161,6 +161,15 @@ def test_a_users_contribution_is_clipped_as_a_whole(divided):
     np.testing.assert_allclose(cut["C"].value.numpy(), whole["C"].value.numpy() * factor[whole["C"].client], rtol=1e-5)
 
 
+def test_a_contribution_below_the_bound_is_not_touched(divided):
+    sequences = [divided.train[u] for u in range(20)]
+    whole, bound = (
+        Tally(**SMALL, clip=clip).cells(sequences, np.arange(20), divided.n_items, many=False) for clip in (0.0, 1e6)
+    )
+    for name, part in whole.items():
+        assert torch.equal(part.value, bound[name].value)
+
+
 def _squares(part: Sparse):
     return np.bincount(part.client.numpy(), weights=part.value.numpy().astype(np.float64) ** 2, minlength=20)
 
