@@ -15,7 +15,7 @@ from benchmarks.measure import Round, in_turns
 from benchmarks.memory import in_fresh_process
 from benchmarks.plain import devices, plain_round
 from tacit.core.fleet import SimulatedFleet, Traffic, single_threaded_torch
-from tacit.core.method import Method
+from tacit.core.method import Method, Moment
 from tacit.data.cohort import Federation
 
 Figures = dict[str, Any]
@@ -42,7 +42,7 @@ def difference(method: Method, federation: Federation, ids: Tensor) -> float:
     """Largest difference between engine and plain loop after a round on the same batches, tables and users."""
     fleet = SimulatedFleet(method, federation, threads=1)
     server = method.init_server(federation)
-    engine = method.aggregate(server, fleet.train(server, ids, 1, Traffic()))["items"]
+    engine = method.aggregate(server, fleet.train(server, ids, 1, Traffic()), Moment(1, 0))["items"]
     with single_threaded_torch():
         same = devices(method, federation, ids, 1, same_batches=True)
         plain, users = plain_round(server["items"], same, method.lr)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tacit.core.fleet import SimulatedFleet, Traffic
-from tacit.core.method import Method
+from tacit.core.method import Method, Moment
 from tacit.core.payload import State
 from tacit.core.rounds import sample
 from tacit.data.cohort import Federation
@@ -44,7 +44,7 @@ class Round:
         self.fleet = SimulatedFleet(method, federation, threads=threads)
 
     def __call__(self) -> State:
-        return self.method.aggregate(self.server, self.fleet.train(self.server, self.ids, 1, Traffic()))
+        return self.method.aggregate(self.server, self.fleet.train(self.server, self.ids, 1, Traffic()), Moment(1, 0))
 
 
 @dataclass

@@ -14,6 +14,7 @@ import torch
 
 from tacit import rng
 from tacit.core.fleet import SimulatedFleet, Traffic
+from tacit.core.method import Moment
 from tacit.core.payload import State
 from tacit.data.cohort import Federation
 from tacit.data.interactions import Interactions, from_columns
@@ -31,7 +32,7 @@ def fit(method: Tally, federation: Federation) -> tuple[State, float, int]:
     """(server after one upload and one solution, CPU seconds, bytes sent)."""
     fleet, traffic, began = SimulatedFleet(method, federation), Traffic(), time.process_time()
     server = method.init_server(federation)
-    server = method.aggregate(server, fleet.train(server, torch.arange(federation.n_clients), 1, traffic))
+    server = method.aggregate(server, fleet.train(server, torch.arange(federation.n_clients), 1, traffic), Moment(1, 0))
     return server, time.process_time() - began, traffic.bytes_up
 
 

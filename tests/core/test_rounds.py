@@ -82,7 +82,7 @@ class OnceOnly(Method):
     def asks(self, round):
         return round == 1
 
-    def aggregate(self, server, uplinks):
+    def aggregate(self, server, uplinks, now):
         arrived = sum(len(up.ids) for up in uplinks)
         return server | {"items": server["items"] + 1, "arrived": server.get("arrived", torch.zeros(1)) + arrived}
 

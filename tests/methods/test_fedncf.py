@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from tacit.core.method import spread
+from tacit.core.payload import Shared
 from tacit.methods.fedncf import FedNCF
 from toys import few_clients
 
@@ -89,7 +90,7 @@ def test_every_client_starts_from_the_servers_network():
     server = method.init_server(federation)
     data = federation.cohort(torch.tensor([2, 4]), 1, 4)
     p = method.receive({}, method.downlink(server, data.ids), data)
-    assert torch.equal(p["w0"], spread(server["w0"], data, table=False))
+    assert torch.equal(p["w0"], spread(Shared(server["w0"]), data, table=False))
     for c in range(2):
         assert torch.equal(p["w0"][c], server["w0"])
         assert torch.equal(p["items"][c], server["items"][data.rows[c]])

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from tacit.core.fleet import SimulatedFleet, Traffic
+from tacit.core.method import Moment
 from tacit.data.cohort import Federation
 from tacit.data.splits import split
 from tacit.methods.fedmf import MF
@@ -16,7 +17,7 @@ def trained(method, federation, rounds=1):
     server = method.init_server(federation)
     for round in range(1, rounds + 1):
         ids = torch.arange(federation.n_clients if method.asks(round) else 0)
-        server = method.aggregate(server, fleet.train(server, ids, round, Traffic()))
+        server = method.aggregate(server, fleet.train(server, ids, round, Traffic()), Moment(round, 0))
     return fleet, server
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tacit.core.method import Moment
 from tacit.data.imported import import_file
 from tacit.data.sources import load
 from tacit.errors import UserError
@@ -86,7 +87,7 @@ def test_updating_equals_training_with_the_new_interactions(folder, tmp_path):
     fresh = {name: torch.zeros(part.shape) for name, part in cells.items()}
     for name, part in cells.items():
         part.add_to(fresh[name])
-    fresh = method.aggregate(fresh | {"tried": torch.zeros(1).long()}, [])
+    fresh = method.aggregate(fresh | {"tried": torch.zeros(1).long()}, [], Moment(1, 0))
     close(server(folder), fresh)
     found = reopen(folder).recommend("newcomer", 5)
     assert len(found) == 5

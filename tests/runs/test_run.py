@@ -242,8 +242,8 @@ def test_a_run_of_a_users_own_class(tmp_path, monkeypatch):
         "    def init_server(self, federation):\n"
         "        server = super().init_server(federation)\n"
         "        return server | {'before': server['items']}\n"
-        "    def aggregate(self, server, uplinks):\n"
-        "        made = super().aggregate(server, uplinks)\n"
+        "    def aggregate(self, server, uplinks, now):\n"
+        "        made = super().aggregate(server, uplinks, now)\n"
         "        return made | {'before': made['items']}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)

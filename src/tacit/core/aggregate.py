@@ -23,13 +23,13 @@ def weighted_mean(uplinks: Iterable[Payload], *names: str, weight: str = "weight
         for name in names:
             field = up.fields[name]
             assert not isinstance(field, Shared | Sparse), f"'{name}' has no dense value per client to average"
-            if isinstance(field, Rows):
+            if isinstance(field, Rows) and not field.own_base:
                 bases[name] = field.base
                 sums.setdefault(name, torch.zeros(field.base.shape, dtype=torch.float64))
                 change = field.change().double() * weights.view(-1, *[1] * (field.value.dim() - 1))
                 sums[name].index_add_(0, field.rows.flatten(), change.flatten(0, 1))
             else:
-                part = torch.tensordot(weights, field.value.double(), dims=1)
+                part = torch.tensordot(weights, field.dense().double(), dims=1)
                 sums[name] = sums[name] + part if name in sums else part
     if not total:
         return {}

@@ -85,7 +85,7 @@ class SimulatedFleet:
             else:
                 data = self.federation.people(chunk)
             down = self.method.downlink(server, chunk)
-            kept, up, loss = local_round(self.method, self.store.read(data), down, data)
+            kept, up, loss = local_round(self.method, self.store.read(data, training=True), down, data)
             self.store.write(data, kept)
             return down, up, loss
 

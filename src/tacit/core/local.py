@@ -7,17 +7,19 @@ from torch import Tensor
 
 from tacit.core.method import Method, Phase
 from tacit.core.optim import Stacked
-from tacit.core.payload import Payload, State
+from tacit.core.payload import Payload, Rows, State
 from tacit.data.cohort import Batch, Cohort
 
 
-def local_round(method: Method, clients: State, down: Payload, data: Cohort) -> tuple[State, Payload, Tensor]:
+def local_round(
+    method: Method, clients: State, down: Payload, data: Cohort
+) -> tuple[dict[str, Tensor | Rows], Payload, Tensor]:
     """Train C clients for one round: (what they keep, what they send, their mean loss in the last epoch (C,))."""
     p = method.receive(clients, down, data)
     loss = torch.full((len(data.ids),), torch.nan)  # of a round that trains nothing
     for number, phase in enumerate(method.phases(data.round)):
         p, loss = _train(method, p, phase, number, data)
-    return method.keep(p), method.uplink(p, down, data), loss
+    return method.keep(p, down, data), method.uplink(p, down, data), loss
 
 
 def _train(method: Method, p: State, phase: Phase, number: int, data: Cohort) -> tuple[State, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from tacit import rng
 from tacit.core.aggregate import weighted_mean
 from tacit.core.optim import Optimizer
-from tacit.core.payload import Each, Field, Payload, Rows, Shared, State
+from tacit.core.payload import Each, Field, Payload, Rows, Shared, State, rows_of
 from tacit.core.scorers import dot, inner_product_step, pair_bce, pick, row_bce
 from tacit.data.cohort import Batch, Cohort, Federation
 
@@ -28,12 +28,24 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """Where a run stands: with `rng`, all that a server's own draws may depend on."""
+
+    round: int
+    seed: int
+
+
+@dataclass(frozen=True)
 class Method:
     """Settings and hooks. A method owns no loop, no file, no log and no seed.
 
     Leaves are tensors with a leading axis C. `shared` ones come from the server and go back to it; `private`
-    ones stay; `tables` have a row per item, which the engine may cut down to the rows touched in a round;
-    `per_user` ones have a second axis U and belong to a user rather than to a client.
+    ones never leave the client; `kept` ones stay with the client between rounds and are uploaded as well; `tables`
+    have a row per item, which the engine may cut down to the rows touched in a round; `per_user` ones have a second
+    axis U and belong to a user rather than to a client.
+
+    A client ranks with what the server sends (`scored_with` is `server`), or with the shared leaves as its own last
+    training left them (`own`): those are kept for it under the names `own_…`, and nothing else reads them.
     """
 
     dim: int = 16  # d
@@ -46,18 +58,19 @@ class Method:
     fraction: float = 1.0  # of the clients, a round; above 1 a number of clients
     optimizer: Optimizer = "adam"
     init: float = 0.01  # standard deviation of the starting values
+    scored_with: Literal["server", "own"] = "server"  # whose shared leaves a client ranks with
 
     name: ClassVar[str] = "fedmf"
     paper: ClassVar[str] = ""
     shared: ClassVar[tuple[str, ...]] = ("items",)
     private: ClassVar[tuple[str, ...]] = ("user",)
+    kept: ClassVar[tuple[str, ...]] = ()
     per_user: ClassVar[tuple[str, ...]] = ("user",)
     tables: ClassVar[tuple[str, ...]] = ("items",)
     every_row: ClassVar[bool] = False  # train on all M rows, for losses over the whole table
     pooled: ClassVar[bool] = False  # a centralised reference: one client holds all users
     draws: ClassVar[bool] = True  # whether a round needs training samples
     closed_form: ClassVar[bool] = False  # its rounds are its own: --rounds does not stretch them
-    scored_with: ClassVar[Literal["server", "own"]] = "server"  # whose table a client ranks with
 
     def length(self) -> int:
         """How many rounds a run has."""
@@ -89,7 +102,7 @@ class Method:
 
     def receive(self, clients: State, down: Payload, data: Cohort) -> State:
         """The leaves of a client as training starts: its own, and the server's beside them."""
-        return clients | {n: spread(down[n], data, n in self.tables) for n in self.shared}
+        return clients | {n: spread(down.fields[n], data, n in self.tables) for n in self.shared}
 
     def phases(self, round: int) -> list[Phase]:
         """The local training of a round."""
@@ -139,22 +152,36 @@ class Method:
 
     def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
         """What the clients send back. `weight` is |D_u|, the weight of FedAvg."""
-        fields: dict[str, Field] = {
-            n: Rows(p[n], data.rows, data.real, down[n]) if n in self.tables else Each(p[n]) for n in self.shared
-        }
+        fields = {n: self.whole(n, p, down, data) for n in self.shared}
         return Payload(data.ids, fields | {"weight": Each(data.size.float(), private=False)})
 
-    def keep(self, p: State) -> State:
-        """What stays on the client until its next round."""
-        return {n: p[n] for n in self.private}
+    def whole(self, name: str, p: State, down: Payload, data: Cohort) -> Field:
+        """A shared leaf as training left it; of a table, the touched rows over what the server had sent."""
+        return Rows(p[name], data.rows, data.real, down[name]) if name in self.tables else Each(p[name])
 
-    def aggregate(self, server: State, uplinks: Iterable[Payload]) -> State:
+    def keep(self, p: State, down: Payload, data: Cohort) -> dict[str, Tensor | Rows]:
+        """What stays on the client until its next round; a table that comes as `Rows` is replaced whole."""
+        kept: dict[str, Tensor | Rows] = {n: p[n] for n in (*self.private, *self.kept)}
+        if self.scored_with == "own":
+            for n in self.shared:
+                field = self.whole(n, p, down, data)
+                kept[f"own_{n}"] = field if isinstance(field, Rows) else field.dense()
+            kept["trained"] = torch.ones(len(data.ids))
+        return kept
+
+    def aggregate(self, server: State, uplinks: Iterable[Payload], now: Moment) -> State:
         """The server's new state; uploads arrive chunk by chunk and are not kept."""
         return server | weighted_mean(uplinks, *self.shared)
 
     def serve(self, clients: State, down: Payload, data: Cohort, phase: str) -> State:
         """The leaves a client ranks with. `phase` is `valid` or `test`."""
-        return self.receive(clients, down, data)
+        p = self.receive(clients, down, data)
+        if self.scored_with == "own":
+            trained = clients["trained"] > 0  # (C,); a client that never took part ranks with what the server sends
+            for n in self.shared:
+                own = clients[f"own_{n}"]
+                p[n] = own if trained.all() else torch.where(trained.view(-1, *[1] * (own.dim() - 1)), own, p[n])
+        return p
 
     def footprint(self, size: int, n_items: int) -> int:
         """Rows that a client with so many interactions holds in memory at once; chunks are cut by it."""
@@ -169,8 +196,9 @@ class Method:
         return self.init * rng.normal(federation.seed, f"init/{leaf}", 0, torch.zeros(1), *shape)[0]
 
 
-def spread(value: Tensor, data: Cohort, table: bool) -> Tensor:
-    """One copy for every client: the rows they touch of a table (C, L, d), else the whole value (C, …)."""
-    if not table or data.every_row:
-        return value.expand(len(data.ids), *value.shape)
-    return value[data.rows]
+def spread(field: Field, data: Cohort, table: bool) -> Tensor:
+    """What every client has of a field it received: the rows it touches of a table (C, L, d), else all (C, …)."""
+    value, own = field.dense(), isinstance(field, Each)
+    if table and not data.every_row:
+        return rows_of(value, data.rows, own)
+    return value if own else value.expand(len(data.ids), *value.shape)

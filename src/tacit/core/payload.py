@@ -50,6 +50,8 @@ class Each:
 class Rows:
     """A whole table per client that differs from `base` only in the rows a client touched.
 
+    The base is one for all clients, or one for each where the server sends them different tables.
+
     The simulation keeps the touched rows; on the wire goes the whole table, because naming the touched rows
     would tell the server what the client holds. Its bytes are therefore those of the table.
     """
@@ -57,24 +59,34 @@ class Rows:
     value: Tensor  # (C, L, …) new values of the touched rows
     rows: Tensor  # (C, L)
     real: Tensor  # (C, L)
-    base: Tensor  # (M, …)
+    base: Tensor  # (M, …) or (C, M, …)
     private: bool = True
+
+    @property
+    def own_base(self) -> bool:
+        """Whether every client has a base of its own."""
+        return self.base.dim() == self.value.dim()
 
     def nbytes(self, clients: int) -> int:
         """Bytes that all these clients receive or send: a whole table each."""
-        return clients * self.base.nbytes
+        return self.base.nbytes if self.own_base else clients * self.base.nbytes
 
     def change(self) -> Tensor:
         """(C, L, …) what the clients added to the base; zero on padding."""
         mask = self.real.view(*self.real.shape, *[1] * (self.value.dim() - 2))
-        return (self.value - self.base[self.rows]) * mask
+        return (self.value - rows_of(self.base, self.rows, self.own_base)) * mask
 
     def dense(self) -> Tensor:
         """(C, M, …) the tables written out."""
-        out = self.base.expand(len(self.value), *self.base.shape).clone()
+        out = (self.base if self.own_base else self.base.expand(len(self.value), *self.base.shape)).clone()
         client = torch.arange(len(out))[:, None].expand_as(self.rows)
         out[client[self.real], self.rows[self.real]] = self.value[self.real]
         return out
+
+
+def rows_of(table: Tensor, rows: Tensor, own: bool) -> Tensor:
+    """(C, L, …) these rows (C, L) of one table (M, …), or of each client's own (C, M, …)."""
+    return table[torch.arange(len(rows))[:, None], rows] if own else table[rows]
 
 
 @dataclass(frozen=True)

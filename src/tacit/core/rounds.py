@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tacit import rng
 from tacit.core.fleet import Fleet, Traffic
-from tacit.core.method import Method
+from tacit.core.method import Method, Moment
 from tacit.core.payload import State
 
 
@@ -77,7 +77,8 @@ def federate(
         ids = sample(everyone, plan.fraction, plan.seed, round) if method.asks(round) else torch.arange(0)
         # 2. they train and upload; the server sums as uploads arrive
         traffic = Traffic()
-        progress.server = method.aggregate(progress.server, fleet.train(progress.server, ids, round, traffic))
+        uploads = fleet.train(progress.server, ids, round, traffic)
+        progress.server = method.aggregate(progress.server, uploads, Moment(round, plan.seed))
         # 3. validate
         due = round % plan.evaluate_every == 0 or round == plan.rounds
         valid = validate(progress.server) if due else None

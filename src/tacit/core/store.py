@@ -1,5 +1,6 @@
 """The private state of all simulated clients, in memory or in memory-mapped files."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.core.method import Method
-from tacit.core.payload import State
+from tacit.core.payload import Each, Rows, State
 from tacit.data.cohort import Cohort, Federation
 
 BLOCK = 256  # clients initialised at a time
@@ -33,6 +34,15 @@ class ClientStore:
                     if name not in self.leaves:
                         self.leaves[name] = self._allocate(name, (owners, *value.shape[1:]), value.dtype)
                     self.leaves[name][ids] = value
+        if method.scored_with == "own":
+            one = method.downlink(method.init_server(federation), torch.arange(1))
+            for name in method.shared:
+                field = one.fields[name]
+                value = field.dense()[0] if isinstance(field, Each) else field.dense()
+                self.leaves[f"own_{name}"] = self._allocate(
+                    f"own_{name}", (federation.n_clients, *value.shape), value.dtype
+                )
+            self.leaves["trained"] = self._allocate("trained", (federation.n_clients,), torch.float32)
 
     def _allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if self.folder is None:
@@ -41,10 +51,15 @@ class ClientStore:
         size = int(np.prod(shape))
         return torch.from_file(str(self.folder / f"{name}.bin"), shared=True, size=size, dtype=dtype).view(shape)
 
-    def read(self, data: Cohort) -> State:
-        """The leaves of a cohort: (C, U, …) per user, (C, L, …) tables, (C, …) the rest."""
+    def read(self, data: Cohort, training: bool = False) -> State:
+        """The leaves of a cohort: (C, U, …) per user, (C, L, …) tables, (C, …) the rest.
+
+        In training nothing reads the leaves that are kept for ranking alone.
+        """
         out: State = {}
         for name, leaf in self.leaves.items():
+            if training and name.startswith("own_"):
+                continue
             if name in self.method.per_user:
                 out[name] = leaf[data.users.clamp(min=0)]
             elif name in self.method.tables and not data.every_row:
@@ -53,15 +68,18 @@ class ClientStore:
                 out[name] = leaf[data.ids]
         return out
 
-    def write(self, data: Cohort, kept: State) -> None:
+    def write(self, data: Cohort, kept: Mapping[str, Tensor | Rows]) -> None:
         """Put back what a cohort keeps; padding is not written."""
         for name, value in kept.items():
             leaf = self.leaves[name]
-            if name in self.method.per_user:
+            client = data.ids[:, None].expand_as(data.rows)
+            if isinstance(value, Rows):  # a whole table: the base, and the touched rows over it
+                leaf[data.ids] = value.base
+                leaf[client[data.real], data.rows[data.real]] = value.value[data.real]
+            elif name in self.method.per_user:
                 there = data.users >= 0
                 leaf[data.users[there]] = value[there]
             elif name in self.method.tables and not data.every_row:
-                client = data.ids[:, None].expand_as(data.rows)
                 leaf[client[data.real], data.rows[data.real]] = value[data.real]
             else:
                 leaf[data.ids] = value

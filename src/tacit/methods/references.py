@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.core.aggregate import plain_sum
-from tacit.core.method import Method, Phase
+from tacit.core.method import Method, Moment, Phase
 from tacit.core.payload import Each, Payload, State
 from tacit.data.cohort import Cohort, Federation
 
@@ -43,7 +43,7 @@ class Popularity(Method):
         """The client's own counts."""
         return Payload(data.ids, {"count": Each(data.history().sum(1))})
 
-    def aggregate(self, server: State, uplinks: Iterable[Payload]) -> State:
+    def aggregate(self, server: State, uplinks: Iterable[Payload], now: Moment) -> State:
         """Their sum."""
         return {"count": plain_sum(uplinks, "count")["count"].float()}
 
@@ -67,7 +67,7 @@ class Oracle(Method):
     shared: ClassVar[tuple[str, ...]] = ()
     private: ClassVar[tuple[str, ...]] = ("drawn",)
     tables: ClassVar[tuple[str, ...]] = ("drawn",)
-    scored_with: ClassVar[Literal["server", "own"]] = "own"
+    scored_with: Literal["server", "own"] = "own"
 
     def init_server(self, federation: Federation) -> State:
         """The server knows nothing."""
@@ -98,7 +98,7 @@ class Oracle(Method):
         """Nothing is sent."""
         return Payload(data.ids, {})
 
-    def aggregate(self, server: State, uplinks: Iterable[Payload]) -> State:
+    def aggregate(self, server: State, uplinks: Iterable[Payload], now: Moment) -> State:
         """Nothing to aggregate; the uploads are still to be waited for."""
         for _ in uplinks:
             pass
@@ -162,7 +162,7 @@ class EASE(Method):
         history = data.history()
         return Payload(data.ids, {"gram": Each(history.mT @ history)})
 
-    def aggregate(self, server: State, uplinks: Iterable[Payload]) -> State:
+    def aggregate(self, server: State, uplinks: Iterable[Payload], now: Moment) -> State:
         """Sum the Gram matrix in the first round; solve with the next λ in every round."""
         tried = server["tried"]
         gram = plain_sum(uplinks, "gram").get("gram", server["gram"]).float()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit import rng
-from tacit.core.method import Method, Phase
+from tacit.core.method import Method, Moment, Phase
 from tacit.core.payload import Payload, Shared, Sparse, State
 from tacit.data.cohort import Cohort, Federation
 from tacit.methods.history_sums import Cells, Sequences, gram, recent, recurrences, steps, sums, transitions
@@ -133,7 +133,7 @@ class Tally(Method):
 
     # what the server makes of it
 
-    def aggregate(self, server: State, uplinks: Iterable[Payload]) -> State:
+    def aggregate(self, server: State, uplinks: Iterable[Payload], now: Moment) -> State:
         """Sum in the first round; then solve with the next candidate."""
         server = dict(server)
         for up in uplinks:
