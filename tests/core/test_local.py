@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from tacit.core.local import local_round
-from tacit.core.method import Method
+from tacit.core.method import Method, Phase
 from tacit.core.store import ClientStore
 from tacit.data.cohort import Federation
 from tacit.data.splits import split
@@ -244,3 +244,44 @@ class AutogradOnly(Method):
 
     def loss(self, p, batch):
         return 2 * super().loss(p, batch)
+
+
+@dataclass(frozen=True)
+class Ranking(Method):
+    """Matrix factorisation by BPR."""
+
+    def phases(self, round):
+        rates = {"items": self.lr, "user": self.lr}
+        return [Phase((rates,), self.loss, self.epochs, self.batch, self.optimizer, ranked=True)]
+
+    def loss(self, p, batch):
+        return self.bpr(p, self.view(p), batch)
+
+
+@pytest.mark.parametrize("groups", [0, 3])
+def test_ranked_training_is_a_plain_loop_of_bpr(groups):
+    federation = few_clients(8, groups=groups) if groups else of_users()
+    method = Ranking(**SHORT, negatives=2)
+    data, kept, up, losses = trained(method, federation)
+    for c in range(federation.n_clients):
+        table = method.init_server(federation)["items"].clone().requires_grad_()
+        users = data.users[c][data.users[c] >= 0]
+        user = method.init_users(federation, users)["user"].clone().requires_grad_()
+        optimiser = torch.optim.Adam([table, user], method.lr)
+        for epoch in range(method.epochs):
+            seen = total = 0
+            for batch in data.batches(0, epoch, method.batch, ranked=True):
+                there = batch.mask[c]
+                if not there.any():
+                    continue
+                slot = torch.zeros_like(there).long() if batch.slot is None else batch.slot[c]
+                better, worse = (table[data.rows[c][x[c][there]]] for x in (batch.row, batch.rival))
+                optimiser.zero_grad()
+                loss = -torch.log(torch.sigmoid((user[slot[there]] * (better - worse)).sum(1))).mean()
+                loss.backward()
+                optimiser.step()
+                total, seen = total + loss.item() * int(there.sum()), seen + int(there.sum())
+        assert seen == 2 * int(data.size[c])
+        torch.testing.assert_close(up["items"][c], table.detach(), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(kept["user"][c, : len(user)], user.detach(), atol=1e-5, rtol=1e-5)
+        assert float(losses[c]) == pytest.approx(total / seen, abs=1e-5)

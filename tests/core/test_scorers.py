@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tacit.core.scorers import dot, pair_bce, pick, row_bce
+from tacit.core.scorers import dot, pair_bce, pair_bpr, pick, row_bce
 from tacit.data.cohort import Batch
 
 DRAW = torch.Generator().manual_seed(0)
@@ -118,3 +118,10 @@ def test_pick_takes_rows_of_each_clients_own_table():
     table = torch.arange(24.0).view(2, 4, 3)
     index = torch.tensor([[3, 0], [1, 1]])
     assert torch.equal(pick(table, index), torch.stack([table[0, [3, 0]], table[1, [1, 1]]]))
+
+
+def test_the_ranking_loss_by_hand():
+    """Margins ln 3 and −ln 3 (σ = ¾ and ¼) and one of padding: −(ln ¾ + ln ¼) / 2."""
+    margin = torch.tensor([[math.log(3), -math.log(3), 5.0]])
+    batch = Batch(torch.tensor([2.0]), torch.tensor([True]), [], mask=torch.tensor([[True, True, False]]))
+    assert pair_bpr(margin, batch).item() == pytest.approx(-(math.log(0.75) + math.log(0.25)) / 2)

@@ -247,3 +247,39 @@ def test_too_many_samples_for_one_client_is_an_error_and_not_a_mixup():
     federation = of_users()
     with pytest.raises(UserError, match="more than"):
         federation.cohort(torch.tensor([0]), 1, negatives=2**24)
+
+
+@pytest.mark.parametrize("size", [0, 7, 40])
+def test_ranked_batches_hold_every_positive_against_each_of_its_negatives(federation, size):
+    data = federation.cohort(torch.arange(federation.n_clients), 2, NEGATIVES)
+    expected = [
+        Counter(
+            (user, item, rival)
+            for n in range(0, len(mine), 5)
+            for user, item, _ in [mine[n]]
+            for _, rival, _ in mine[n + 1 : n + 5]
+        )
+        for mine in samples(data)
+    ]
+    found = [Counter() for _ in expected]
+    for batch in data.batches(0, 1, size, ranked=True):
+        for c in range(len(found)):
+            there = batch.mask[c]
+            assert batch.active[c] == there.any()
+            assert batch.size[c] == max(int(there.sum()), 1)
+            slot = torch.zeros_like(batch.row[c]) if batch.slot is None else batch.slot[c]
+            users, items, rivals = data.users[c][slot], data.rows[c][batch.row[c]], data.rows[c][batch.rival[c]]
+            found[c].update(zip(*(x[there].tolist() for x in (users, items, rivals)), strict=True))
+    assert found == expected
+
+
+def test_ranked_batches_do_not_depend_on_the_chunk():
+    federation = of_users()
+    together = list(federation.cohort(torch.arange(4), 1, NEGATIVES).batches(0, 0, 16, ranked=True))
+    for c in range(4):
+        data = federation.cohort(torch.tensor([c]), 1, NEGATIVES)
+        for one, all_ in zip(data.batches(0, 0, 16, ranked=True), together, strict=False):
+            there = all_.mask[c]
+            assert int(there.sum()) == int(one.mask.sum())
+            assert torch.equal(one.row[0][one.mask[0]], all_.row[c][there])
+            assert torch.equal(one.rival[0][one.mask[0]], all_.rival[c][there])

@@ -26,17 +26,18 @@ def _train(method: Method, p: State, phase: Phase, number: int, data: Cohort) ->
     names = sorted({name for turn in phase.turns for name in turn})
     p = p | {n: p[n].clone(memory_format=torch.contiguous_format).requires_grad_() for n in names}
     optimiser = Stacked({n: p[n] for n in names}, phase.optimizer, phase.decay)
-    mean = torch.zeros(len(data.ids))
+    mean, total = torch.zeros(len(data.ids)), torch.zeros(len(data.ids))
     for epoch in range(phase.epochs):
         p |= method.epoch_start(p)
         last = epoch == phase.epochs - 1
-        for batch in data.batches(number, epoch, phase.batch, report=last):
+        for batch in data.batches(number, epoch, phase.batch, report=last, ranked=phase.ranked):
             for turn in phase.turns:
                 loss = _step(method, p, phase, batch, turn, optimiser)
             if last:
                 mean += loss * batch.size * batch.active
+                total += batch.size * batch.active
     p = {n: x.detach() for n, x in p.items()}
-    return p, mean / data.samples.clamp(min=1)
+    return p, mean / total.clamp(min=1)
 
 
 def _step(

@@ -11,7 +11,7 @@ from tacit import rng
 from tacit.core.aggregate import weighted_mean
 from tacit.core.optim import Optimizer
 from tacit.core.payload import Each, Field, Payload, Rows, Shared, State, rows_of
-from tacit.core.scorers import dot, inner_product_step, pair_bce, pick, row_bce
+from tacit.core.scorers import dot, inner_product_step, pair_bce, pair_bpr, pick, row_bce
 from tacit.data.cohort import Batch, Cohort, Federation
 
 
@@ -27,6 +27,7 @@ class Phase:
     decay: float = 1.0  # of the rates, per step
 
 
+    ranked: bool = False  # whether a batch ranks positives against negatives, as BPR does
 @dataclass(frozen=True)
 class Moment:
     """Where a run stands: with `rng`, all that a server's own draws may depend on."""
@@ -141,6 +142,16 @@ class Method:
 
     def by_hand(self, p: State, batch: Batch, names: Iterable[str], scratch: State) -> tuple[Tensor, State] | None:
         """`loss` and its gradients without autograd, for the plain inner product; None: autograd does it.
+
+    def bpr(self, p: State, table: Tensor, batch: Batch) -> Tensor:
+        """Mean −ln σ(ŷ_ui − ŷ_uj) of each client's ranked batch against any table (Rendle et al. 2009), (C,)."""
+        assert batch.row is not None
+        assert batch.rival is not None
+        if batch.slot is None:  # one user: picking scores is cheaper than picking rows
+            scores = self.score(p, table)[:, 0]  # (C, L)
+            return pair_bpr(scores.gather(1, batch.row) - scores.gather(1, batch.rival), batch)
+        better, worse = (self.pairs(p, table, batch.slot, row) for row in (batch.row, batch.rival))
+        return pair_bpr(better - worse, batch)
 
         `scratch` is memory to write to, kept from step to step.
         """

@@ -92,6 +92,12 @@ def pair_bce(logits: Tensor, batch: Batch) -> Tensor:
     return (each * batch.mask).sum(1) / batch.size
 
 
+def pair_bpr(margin: Tensor, batch: Batch) -> Tensor:
+    """Mean −ln σ(margin) of a ranked batch from its margins (C, B): (C,)."""
+    assert batch.mask is not None
+    return (F.softplus(-margin) * batch.mask).sum(1) / batch.size
+
+
 def pick(table: Tensor, index: Tensor) -> Tensor:
     """Rows of a stacked table: (C, L, d), (C, B) -> (C, B, d)."""
     return table.gather(1, index[..., None].expand(-1, -1, table.shape[-1]))

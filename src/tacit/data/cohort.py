@@ -97,7 +97,7 @@ class Federation:
         """
         client = ids.numpy()
         users = self.members.padded(client)  # (C, U)
-        slot, items = self._positives(users)  # (C, P), items padded with -1
+        slot, items = self.positives(users)  # (C, P), items padded with -1
         real = items >= 0
         C, P = items.shape
         if P * (1 + negatives) > _INDEX_MASK:
@@ -130,6 +130,7 @@ class Federation:
             row=row,
             label=torch.from_numpy(label.reshape(C, -1) * real),
             samples=torch.from_numpy(real.sum(1)),
+            negatives=negatives,
         )
 
     def _every_row(self, clients: int) -> tuple[Tensor, Tensor]:
@@ -138,8 +139,11 @@ class Federation:
             clients, self.n_items
         )
 
-    def _positives(self, users: Ints) -> tuple[Ints, Ints]:
-        """(C, P) slot of the user within its client, and item, user by user; items padded with -1."""
+    def positives(self, users: Ints) -> tuple[Ints, Ints]:
+        """The training interactions of clients with these users (C, U), user by user.
+
+        (C, P) slot of the user within its client, and (C, P) item, padded with -1.
+        """
         train = self.split.train
         if users.shape[1] == 1:
             items = train.padded(users[:, 0])
@@ -185,6 +189,9 @@ class Batch:
     A client of one user scores all its rows at once and weighs them by how often each is in the batch: no
     d-wide gather or scatter inside the loop. A client of many users would score U · L pairs for a few hundred
     samples, so it names its pairs instead.
+
+    A ranked batch compares a positive's row with its rival, a negative's row, for a loss such as BPR. A client of one
+    user then needs no `slot`.
     """
 
     size: Tensor  # (C,) samples of each client, at least 1
@@ -195,6 +202,7 @@ class Batch:
     slot: Tensor | None = None  # (C, B) user of each pair
     row: Tensor | None = None  # (C, B)
     label: Tensor | None = None  # (C, B)
+    rival: Tensor | None = None  # (C, B) row that a positive's row is ranked against
     mask: Tensor | None = None  # (C, B)
     report: bool = True  # whether anyone reads the value of the loss
 
@@ -219,6 +227,7 @@ class Cohort:
     row: Tensor  # (C, N)
     label: Tensor  # (C, N)
     samples: Tensor  # (C,) real samples; they come first in the row
+    negatives: int = 0  # drawn for each positive, and standing behind it in the row
 
     @property
     def every_row(self) -> bool:
@@ -253,18 +262,22 @@ class Cohort:
         out[c[each], slot[each], items[real]] = 1
         return torch.from_numpy(out)
 
-    def batches(self, phase: int, epoch: int, size: int, report: bool = True) -> Iterator[Batch]:
-        """One epoch in a fresh random order; `size` 0 takes everything in one step."""
-        longest = int(self.samples.max())
+    def batches(self, phase: int, epoch: int, size: int, report: bool = True, ranked: bool = False) -> Iterator[Batch]:
+        """One epoch in a fresh random order; `size` 0 takes everything in one step.
+
+        With `ranked` an epoch is every positive against each of its negatives, and `size` counts such pairs.
+        """
+        total = self.samples // (1 + self.negatives) * self.negatives if ranked else self.samples  # (C,)
+        longest = int(total.max())
         size = size or max(longest, 1)
-        steps = -(-self.samples // size)  # (C,)
+        steps = -(-total // size)  # (C,)
         most = int(steps.max())
-        order = self._shuffled(phase, epoch) if most > 1 else None
+        order = self._shuffled(phase, epoch, total, ranked) if most > 1 else None
         each: list[int] = steps.tolist()
         runs = _runs(each)
-        by_rows = self.users.shape[1] == 1
-        counts = self._counts(order, size, most) if by_rows else None
-        left = (self.samples - torch.arange(most)[:, None] * size).clamp_(min=0, max=size)  # (steps, C)
+        alone = self.users.shape[1] == 1
+        counts = self._counts(order, size, most) if alone and not ranked else None
+        left = (total - torch.arange(most)[:, None] * size).clamp_(min=0, max=size)  # (steps, C)
         actives, counted = (left > 0).unbind(), left.clamp(min=1).float().unbind()
         for step in range(most):
             active, count = actives[step], counted[step]
@@ -273,6 +286,9 @@ class Cohort:
                 yield Batch(count, active, on, counts[0][step], counts[1][step], report=report)
                 continue
             window = slice(step * size, min((step + 1) * size, longest))
+            if ranked:
+                yield Batch(count, active, on, report=report, **self._ranked(order, window, left[step], alone))
+                continue
             slot, row, label = (
                 x[:, window] if order is None else x.gather(1, order[:, window])
                 for x in (self.slot, self.row, self.label)
@@ -280,14 +296,27 @@ class Cohort:
             mask = torch.arange(slot.shape[1]) < left[step][:, None]
             yield Batch(count, active, on, slot=slot, row=row, label=label, mask=mask, report=report)
 
-    def _shuffled(self, phase: int, epoch: int) -> Tensor:
-        """(C, N) a random order of each client's real samples; padding stays behind them."""
+    def _ranked(self, order: Tensor | None, window: slice, left: Tensor, alone: bool) -> dict[str, Tensor | None]:
+        """The pairs of a window: pair n is positive n // k against the negative n % k of its k."""
+        pair = torch.arange(window.start, window.stop).expand(len(left), -1) if order is None else order[:, window]
+        first = pair // self.negatives * (1 + self.negatives)  # place of the positive among the samples
+        return {
+            "slot": None if alone else self.slot.gather(1, first),
+            "row": self.row.gather(1, first),
+            "rival": self.row.gather(1, first + 1 + pair % self.negatives),
+            "mask": torch.arange(pair.shape[1]) < left[:, None],
+        }
+
+    def _shuffled(self, phase: int, epoch: int, total: Tensor, ranked: bool) -> Tensor:
+        """(C, N) a random order of each client's real samples or pairs; padding stays behind them."""
         N = self.row.shape[1]
+        if ranked:
+            N = N // (1 + self.negatives) * self.negatives
         key = rng.bits(self.federation.seed, f"shuffle/{phase}/{epoch}", self.round, self.ids, N)
         key |= _INDEX_MASK  # the hash decides, the low bits carry the place
         key ^= _INDEX_MASK ^ np.arange(N, dtype=np.uint64)
         # arithmetic, not indexing by a mask: NumPy lets other threads run during the former only
-        key |= (np.arange(N) >= self.samples.numpy()[:, None]) * np.uint64(0xFFFFFFFFFF000000)
+        key |= (np.arange(N) >= total.numpy()[:, None]) * np.uint64(0xFFFFFFFFFF000000)
         key.sort(1)
         return torch.from_numpy((key & _INDEX_MASK).astype(np.int64))
 
