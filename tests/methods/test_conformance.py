@@ -1,10 +1,10 @@
 from dataclasses import dataclass
 
-import conformance
 import pytest
 import torch
-from conformance import Case
 
+import conformance
+from conformance import Case
 from tacit.config import build
 from tacit.core.method import Method
 from tacit.core.payload import Each, Payload
@@ -29,6 +29,7 @@ CASES = {
     ),
     "mf": Case(quick={"dim": 8}, planted={"lr": 0.02}, rounds=15),
     "oracle": Case(),
+    "pfedclr": Case(quick={"dim": 8, "epochs": 1}, planted={"init": 0.1, "lr": 0.05}, rounds=15),
     "popularity": Case(),
     "tally": Case(quick={"ridge": (1.0, 2.0), "blend": (0.0, 0.3)}, planted={}),
 }

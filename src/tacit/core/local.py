@@ -44,9 +44,10 @@ def _step(
     method: Method, p: State, phase: Phase, batch: Batch, turn: Mapping[str, float], optimiser: Stacked
 ) -> Tensor:
     """One step of each active client; a leaf that the loss does not reach stays."""
-    if phase.loss == method.loss:
+    by_hand = phase.by_hand or (method.by_hand if phase.loss == method.loss else None)
+    if by_hand is not None:
         with torch.no_grad():
-            found = method.by_hand(p, batch, turn, optimiser.scratch)
+            found = by_hand(p, batch, turn, optimiser.scratch)
         if found is not None:
             optimiser.step(found[1], turn, batch.runs)
             return found[0]

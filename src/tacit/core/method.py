@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from tacit.core.optim import Optimizer
 from tacit.core.payload import Each, Field, Payload, Rows, Shared, State, rows_of
 from tacit.core.scorers import dot, inner_product_step, pair_bce, pair_bpr, pick, row_bce
 from tacit.data.cohort import Batch, Cohort, Federation
+
+ByHand: TypeAlias = Callable[[State, Batch, Iterable[str], State], tuple[Tensor, State] | None]
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,10 @@ class Phase:
     batch: int = 256  # 0: everything in one step
     optimizer: Optimizer = "adam"
     decay: float = 1.0  # of the rates, per step
-
-
     ranked: bool = False  # whether a batch ranks positives against negatives, as BPR does
+    by_hand: ByHand | None = None  # the loss and its gradients without autograd, as `Method.by_hand`
+
+
 @dataclass(frozen=True)
 class Moment:
     """Where a run stands: with `rng`, all that a server's own draws may depend on."""
@@ -68,6 +71,7 @@ class Method:
     kept: ClassVar[tuple[str, ...]] = ()
     per_user: ClassVar[tuple[str, ...]] = ("user",)
     tables: ClassVar[tuple[str, ...]] = ("items",)
+    neighbours: ClassVar[bool] = False  # a user's scores need the other users of its client, as over a graph
     every_row: ClassVar[bool] = False  # train on all M rows, for losses over the whole table
     pooled: ClassVar[bool] = False  # a centralised reference: one client holds all users
     draws: ClassVar[bool] = True  # whether a round needs training samples
@@ -119,11 +123,14 @@ class Method:
         return {}
 
     def view(self, p: State) -> Tensor:
-        """The item table scored with, (C, L, d)."""
+        """The item table scored with, (C, L, d); what `score` needs besides may stand behind the items' rows."""
         return p["items"]
 
     def score(self, p: State, table: Tensor) -> Tensor:
-        """Logits of every user of a client for every row, (C, U, L)."""
+        """Logits of every user of a client for every row, (C, U, L).
+
+        A method with `neighbours` ranks with all users of a client in `p` and scores those in `p["slots"]`, where given.
+        """
         return dot(p["user"], table)
 
     def pairs(self, p: State, table: Tensor, slot: Tensor, row: Tensor) -> Tensor:
@@ -140,9 +147,6 @@ class Method:
             return row_bce(self.score(p, table), batch)
         return pair_bce(self.pairs(p, table, batch.slot, batch.row), batch)
 
-    def by_hand(self, p: State, batch: Batch, names: Iterable[str], scratch: State) -> tuple[Tensor, State] | None:
-        """`loss` and its gradients without autograd, for the plain inner product; None: autograd does it.
-
     def bpr(self, p: State, table: Tensor, batch: Batch) -> Tensor:
         """Mean −ln σ(ŷ_ui − ŷ_uj) of each client's ranked batch against any table (Rendle et al. 2009), (C,)."""
         assert batch.row is not None
@@ -152,6 +156,9 @@ class Method:
             return pair_bpr(scores.gather(1, batch.row) - scores.gather(1, batch.rival), batch)
         better, worse = (self.pairs(p, table, batch.slot, row) for row in (batch.row, batch.rival))
         return pair_bpr(better - worse, batch)
+
+    def by_hand(self, p: State, batch: Batch, names: Iterable[str], scratch: State) -> tuple[Tensor, State] | None:
+        """`loss` and its gradients without autograd, for the plain inner product; None: autograd does it.
 
         `scratch` is memory to write to, kept from step to step.
         """
