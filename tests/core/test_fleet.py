@@ -1,4 +1,5 @@
 import threading
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -6,6 +7,7 @@ import torch
 from tacit.core import fleet as fleet_module
 from tacit.core.fleet import SimulatedFleet, Traffic, single_threaded_torch
 from tacit.core.method import Method
+from tacit.core.scorers import dot, pick
 from tacit.data.cohort import Federation
 from tacit.data.splits import split
 from toys import few_clients, random_data
@@ -66,6 +68,37 @@ def test_one_users_scores_are_those_of_all(monkeypatch):
     users, scores, _ = all_scores(fleet, server, "test")
     for user, expected in zip(users.tolist(), scores, strict=True):
         torch.testing.assert_close(fleet.scores_of(server, user, "test"), expected)
+
+
+@dataclass(frozen=True)
+class Sociable(Method):
+    """A user scores with its own vector and the sum over its client's users, which the table carries."""
+
+    neighbours = True
+
+    def view(self, p):
+        return torch.cat([p["items"], p["user"] + p["user"].sum(1, keepdim=True)], 1)
+
+    def score(self, p, table):
+        items, users = table.split([p["items"].shape[1], p["user"].shape[1]], 1)
+        return dot(pick(users, p["slots"]) if "slots" in p else users, items)
+
+
+@pytest.mark.parametrize("groups", [4, 1])
+@pytest.mark.parametrize("limit", [1, 5000, 4_000_000])
+def test_a_user_may_be_scored_with_all_users_of_its_client_whatever_the_blocks(monkeypatch, groups, limit):
+    federation = few_clients(20, groups=groups)
+    method = Sociable(dim=4, init=0.3)
+    fleet, server = SimulatedFleet(method, federation, threads=1), method.init_server(federation)
+    monkeypatch.setattr(fleet_module, "SCORES", limit)
+    users, scores, _ = all_scores(fleet, server)
+    assert sorted(users.tolist()) == list(range(20))
+    own = fleet.store.leaves["user"]
+    for user, found in zip(users.tolist(), scores, strict=True):
+        together = own[torch.from_numpy(federation.members[federation.client_of(user)])].sum(0)
+        expected = server["items"] @ (own[user] + together)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(fleet.scores_of(server, user, "valid"), expected)
 
 
 def test_traffic_counts_every_client_and_byte():

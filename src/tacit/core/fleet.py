@@ -100,13 +100,15 @@ class SimulatedFleet:
     def scores(self, server: State, phase: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (users (n,), logits (n, M)) for every user, as its client would compute them."""
         members = self.federation.members.lengths
-        most = max(1, SCORES // (self.federation.n_items * int(members.max(initial=1))))
+        # a client of one user holds a table of its own, as wide as its scores are long for many users
+        most = max(1, SCORES // (self.federation.n_items * max(int(members.max(initial=1)), self.method.dim)))
         block = max(1, SCORES // self.federation.n_items)
 
         def work(ids: Tensor) -> list[tuple[Tensor, Tensor]]:
             down = self.method.downlink(server, ids)
             whole = self.federation.people(ids)
-            return [self._score(down, whole.with_users(users), phase) for users in torch.split(whole.users, block, 1)]
+            slots = torch.arange(whole.users.shape[1]).expand(len(ids), -1)
+            return list(self._score(down, whole, torch.split(slots, block, 1), phase))
 
         for blocks in self._each(work, torch.split(torch.arange(self.federation.n_clients), most)):
             yield from blocks
@@ -114,15 +116,29 @@ class SimulatedFleet:
     def scores_of(self, server: State, user: int, phase: str) -> Tensor:
         """(M,) logits of one user."""
         ids = torch.tensor([self.federation.client_of(user)])
-        data = self.federation.people(ids).with_users(torch.tensor([[user]]))
-        return self._score(self.method.downlink(server, ids), data, phase)[1][0]
+        whole = self.federation.people(ids)
+        slot = (whole.users == user).nonzero()[:, 1:]  # (1, 1)
+        ((_, logits),) = self._score(self.method.downlink(server, ids), whole, [slot], phase)
+        return logits[0]
 
     @torch.no_grad()
-    def _score(self, down: Payload, data: Cohort, phase: str) -> tuple[Tensor, Tensor]:
-        p = self.method.serve(self.store.read(data), down, data, phase)
-        logits = self.method.score(p, self.method.view(p))  # (C, U, M), or (C, 1, M) where no user differs
-        there = data.users >= 0
-        return data.users[there], logits.expand(*data.users.shape, -1)[there]
+    def _score(
+        self, down: Payload, whole: Cohort, blocks: Iterable[Tensor], phase: str
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """(users (n,), logits (n, M)) of these slots (C, U'), block by block."""
+
+        def served(data: Cohort) -> tuple[State, Tensor]:
+            p = self.method.serve(self.store.read(data), down, data, phase)
+            return p, self.method.view(p)
+
+        together = served(whole) if self.method.neighbours else None
+        for slots in blocks:
+            users = whole.users.gather(1, slots)
+            p, table = served(whole.with_users(users)) if together is None else together
+            # (C, U', M), or (C, 1, M) where no user differs
+            logits = self.method.score(p if together is None else p | {"slots": slots}, table)
+            there = users >= 0
+            yield users[there], logits.expand(*users.shape, -1)[there]
 
     def chunks(self, ids: Tensor) -> list[Tensor]:
         """Cut clients into chunks of similar length, the long ones first."""

@@ -129,7 +129,7 @@ class Method:
     def score(self, p: State, table: Tensor) -> Tensor:
         """Logits of every user of a client for every row, (C, U, L).
 
-        A method with `neighbours` ranks with all users of a client in `p` and scores those in `p["slots"]`, where given.
+        A method with `neighbours` has all users of a client in `p`, and scores those in `p["slots"]` where given.
         """
         return dot(p["user"], table)
 
