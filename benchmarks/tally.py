@@ -1,13 +1,16 @@
 """What tally costs: revisions against retraining, and growth with items and interactions.
 
 python -m benchmarks.tally revise [--data ml-1m] [--users 50]
-python -m benchmarks.tally grow [--items 2500,5000,10000,20000]
+python -m benchmarks.tally grow [--items 2500,5000,10000,20000] [--users N] [--inputs K]
 """
 
 import argparse
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
+from statistics import mean, median
 
 import numpy as np
 import torch
@@ -37,36 +40,46 @@ def fit(method: Tally, federation: Federation) -> tuple[State, float, int]:
 
 
 def revise(data: str, users: int) -> dict[str, object]:
-    """Forget users one after another, compare with a fit that never saw them, then take them in again."""
+    """Forget users one after another, compare with a fit that never saw them, then take them in again.
+
+    Fits stand between the revisions, so that both meet the same machine.
+    """
     method = Tally(ridge=(0.3,), blend=(0.3,))
     divided = split(load(data), "strict")
-    trained, training, _ = fit(method, Federation.of_users(divided))
-    start = {name: trained[name].clone() for name in ("B", "E")}
+    server, seconds, _ = fit(method, Federation.of_users(divided))
+    training = [seconds]
+    start = {name: server[name].clone() for name in ("B", "E")}
     chosen = rng.generator(0, "revise").permutation(divided.n_users)[:users].tolist()
     nothing = np.zeros(0, dtype=np.int64)
-    server, costs = trained, []
-    for user in chosen:
+    forget, back = [], []
+    for place, user in enumerate(chosen):
         began = time.process_time()
         server = method.revise(server, divided.train[user], nothing)
-        costs.append(time.process_time() - began)
-    kept = [u for u in range(divided.n_users) if u not in set(chosen)]
-    fresh, _, _ = fit(method, Federation(divided, Ragged(np.arange(len(kept) + 1), np.array(kept))))
+        forget.append(time.process_time() - began)
+        if place == users // 2:
+            training.append(fit(method, Federation.of_users(divided))[1])
+    kept = np.setdiff1d(np.arange(divided.n_users), chosen)
+    fresh, seconds, _ = fit(method, Federation(divided, Ragged(np.arange(len(kept) + 1), kept)))
+    training.append(seconds)
     forgotten = {name: float((server[name] - fresh[name]).abs().max()) for name in ("B", "E")}
     del fresh
-    back = []
     for user in chosen:
         began = time.process_time()
         server = method.revise(server, nothing, divided.train[user])
         back.append(time.process_time() - began)
     returned = {name: float((server[name] - start[name]).abs().max()) for name in ("B", "E")}
+    training.append(fit(method, Federation.of_users(divided))[1])
+    lengths = divided.train.lengths[chosen]
     return {
         "data": data,
         "users": users,
+        "interactions_a_user": {"mean": float(lengths.mean()), "max": int(lengths.max())},
+        "threads": torch.get_num_threads(),
         "training_cpu_seconds": training,
-        "forget_cpu_seconds": {"mean": float(np.mean(costs)), "median": float(np.median(costs)), "max": max(costs)},
-        "update_cpu_seconds": {"mean": float(np.mean(back)), "median": float(np.median(back)), "max": max(back)},
-        "training_over_forget": training / float(np.mean(costs)),
-        "training_over_update": training / float(np.mean(back)),
+        "forget_cpu_seconds": {"mean": mean(forget), "median": median(forget), "max": max(forget)},
+        "update_cpu_seconds": {"mean": mean(back), "median": median(back), "max": max(back)},
+        "training_over_forget": {"mean": mean(training) / mean(forget), "median": mean(training) / median(forget)},
+        "training_over_update": {"mean": mean(training) / mean(back), "median": mean(training) / median(back)},
         "difference_after_forgetting": forgotten,
         "difference_after_return": returned,
         "peak_memory_mb": peak_memory_mb(),
@@ -82,51 +95,64 @@ def generated(items: int, users: int, length: int = 50) -> Interactions:
     return from_columns("generated", user, drawn, np.tile(np.arange(length, dtype=np.float64), users))
 
 
-def grow(sizes: list[int]) -> list[dict[str, object]]:
-    """One fit and one test evaluation at each size, ten users for every item, one time scale."""
+def grow(items: int, users: int, inputs: int) -> dict[str, object]:
+    """One fit and one test evaluation of every user, one time scale, no EASE part."""
     method = Tally(windows=(20,), decays=(0.9,), ridge=(1.0,), blend=(0.0,))
-    rows: list[dict[str, object]] = []
-    for items in sizes:
-        began = time.perf_counter()
-        divided = split(generated(items, 10 * items), "strict")
-        federation = Federation.of_users(divided)
-        made = time.perf_counter() - began
-        began = time.perf_counter()
-        server, cpu, sent = fit(method, federation)
-        fitted = time.perf_counter() - began
-        fleet = SimulatedFleet(method, federation)
-        began = time.perf_counter()
-        result = Evaluator(divided)(fleet.scores(server, "test"), "test")
-        row: dict[str, object] = {
-            "items": divided.n_items,
-            "users": divided.n_users,
-            "interactions": len(divided.data),
-            "seconds_to_split": made,
-            "seconds_to_fit": fitted,
-            "cpu_seconds_to_fit": cpu,
-            "seconds_to_test": time.perf_counter() - began,
-            "bytes_up_per_client": sent / divided.n_users,
-            "HR@10": result.main["HR@10"],
-            "peak_memory_mb": peak_memory_mb(),
-        }
-        print(json.dumps(row), flush=True)
-        rows.append(row)
+    began = time.perf_counter(), time.process_time()
+    divided = split(generated(items, users), "strict")
+    federation = Federation.of_users(divided)
+    row: dict[str, object] = {
+        "items": divided.n_items,
+        "users": divided.n_users,
+        "interactions": len(divided.data),
+        "inputs": inputs,
+        "threads": torch.get_num_threads(),
+    }
+    row |= _spent("split", began)
+    began = time.perf_counter(), time.process_time()
+    server, _, sent = fit(method, federation)
+    row |= _spent("fit", began) | {"fit_peak_memory_mb": peak_memory_mb(), "bytes_up_a_client": sent / divided.n_users}
+    print(json.dumps(row), file=sys.stderr, flush=True)
+    began = time.perf_counter(), time.process_time()
+    result = Evaluator(divided)(SimulatedFleet(method, federation).scores(server, "test"), "test")
+    return row | _spent("test", began) | {"HR@10": result.main["HR@10"], "peak_memory_mb": peak_memory_mb()}
+
+
+def _spent(what: str, began: tuple[float, float]) -> dict[str, float]:
+    return {f"{what}_seconds": time.perf_counter() - began[0], f"{what}_cpu_seconds": time.process_time() - began[1]}
+
+
+def each_alone(sizes: list[str], users: str, inputs: int) -> list[dict[str, object]]:
+    """Every size in a process of its own: memory is that size's, not the largest so far."""
+    rows = []
+    for size in sizes:
+        number = users or str(10 * int(size))
+        asked = [sys.executable, "-m", "benchmarks.tally", "size", "--items", size, "--users", number]
+        done = subprocess.run([*asked, "--inputs", str(inputs)], stdout=subprocess.PIPE, text=True, check=True)
+        rows.append(json.loads(done.stdout))
     return rows
 
 
 def main() -> None:
     """Measure and write benchmarks/results/tally-*.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["revise", "grow"])
+    parser.add_argument("what", choices=["revise", "grow", "size"])
     parser.add_argument("--data", default="ml-1m")
-    parser.add_argument("--users", type=int, default=50)
+    parser.add_argument("--users", default="", help="revise: how many (50); grow: of each size (ten for every item)")
     parser.add_argument("--items", default="2500,5000,10000,20000")
+    parser.add_argument("--inputs", type=int, default=0, help="grow: items that histories are made of; 0: all")
+    parser.add_argument("--name", default="", help="of the results file; what is measured by default")
     asked = parser.parse_args()
-    found = (
-        revise(asked.data, asked.users) if asked.what == "revise" else grow([int(n) for n in asked.items.split(",")])
-    )
+    found: object
+    if asked.what == "size":
+        print(json.dumps(grow(int(asked.items), int(asked.users), asked.inputs)))
+        return
+    if asked.what == "revise":
+        found = revise(asked.data, int(asked.users or 50))
+    else:
+        found = each_alone(asked.items.split(","), asked.users, asked.inputs)
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"tally-{asked.what}.json").write_text(json.dumps(found, indent=2) + "\n")
+    (RESULTS / f"tally-{asked.name or asked.what}.json").write_text(json.dumps(found, indent=2) + "\n")
     print(json.dumps(found, indent=2))
 
 

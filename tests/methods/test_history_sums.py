@@ -51,11 +51,15 @@ def test_sums_are_those_of_the_histories(windows, decays, lists):
 
 
 @pytest.mark.parametrize(("windows", "decays"), SCALES)
-def test_steps_are_the_histories_and_what_followed(windows, decays):
+def test_steps_are_the_histories(windows, decays):
     items = np.array([4, 1, 7, 0, 3, 8])
-    rows, followed = steps(items, windows, decays, ITEMS)
-    np.testing.assert_allclose(rows, histories(items, windows, decays))
-    assert followed.tolist() == [1, 7, 0, 3, 8]
+    expected = histories(items, windows, decays)
+    for first in (1, 4):
+        step, column, weight = steps(items, windows, decays, ITEMS, first)
+        rows = np.zeros_like(expected[first - 1 :])
+        np.add.at(rows, (step, column), weight)
+        np.testing.assert_allclose(rows, expected[first - 1 :])
+    assert not any(len(x) for x in steps(items[:1], windows, decays, ITEMS))
 
 
 def test_a_cell_belongs_to_its_sequence_and_appears_once():

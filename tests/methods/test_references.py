@@ -7,7 +7,7 @@ from tacit.core.method import Moment
 from tacit.data.cohort import Federation
 from tacit.data.splits import split
 from tacit.methods.fedmf import MF
-from tacit.methods.references import EASE, Oracle, Popularity, ease_weights
+from tacit.methods.references import EASE, Oracle, Popularity, ease_of
 from tacit.runs.run import run
 from toys import few_clients, random_data
 
@@ -74,7 +74,7 @@ def constrained_least_squares(x, ridge):
 @pytest.mark.parametrize("ridge", [0.5, 10.0, 500.0])
 def test_ease_is_the_constrained_least_squares_solution(ridge):
     x = (np.random.default_rng(0).random((40, 12)) < 0.3).astype(float)
-    made = ease_weights(torch.from_numpy(x.T @ x), ridge)
+    made = ease_of(torch.from_numpy(x.T @ x), ridge)
     np.testing.assert_allclose(made.numpy(), constrained_least_squares(x, ridge), atol=1e-9)
     assert not made.diagonal().any()
 

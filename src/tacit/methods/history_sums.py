@@ -107,12 +107,12 @@ def recurrences(s: Sequences, windows: Sequence[int], decays: Sequence[float], n
 
 
 def gram(s: Sequences) -> Cells:
-    """G = x xᵀ, its lower half."""
-    partners = s.length - s.place
-    a = np.repeat(np.arange(len(s.items)), partners)
-    first = np.repeat(np.cumsum(partners) - partners, partners)
-    b = a + np.arange(len(a)) - first
-    return Cells(s.owner[a], s.items[a], s.items[b], np.ones(len(a))).lower()
+    """G = x xᵀ, its lower half: each item of a sequence beside itself and all smaller ones."""
+    items = s.items[np.lexsort((s.items, s.owner))]
+    upto = s.place + 1
+    begin = np.arange(len(items)) - s.place  # of the own sequence
+    column = items[np.arange(int(upto.sum())) - np.repeat(np.cumsum(upto) - upto - begin, upto)]
+    return Cells(np.repeat(s.owner, upto), np.repeat(items, upto), column, np.ones(len(column)))
 
 
 def recent(s: Sequences, window: int, decay: float) -> tuple[Ints, Floats]:
@@ -122,11 +122,17 @@ def recent(s: Sequences, window: int, decay: float) -> tuple[Ints, Floats]:
     return inside, decay ** age[inside].astype(np.float64)
 
 
-def steps(items: Ints, windows: Sequence[int], decays: Sequence[float], n_items: int) -> tuple[Floats, Ints]:
-    """The histories of one sequence written out: h_1 … h_{n−1} as rows (n−1, K·M), and the items that followed."""
-    rows = np.zeros((max(len(items) - 1, 0), len(windows) * n_items))
+def steps(
+    items: Ints, windows: Sequence[int], decays: Sequence[float], n_items: int, first: int = 1
+) -> tuple[Ints, Ints, Floats]:
+    """The histories h_first … h_{n−1} of one sequence as entries (step from 0, column of K·M, weight)."""
+    parts = []
+    at = np.arange(first, len(items))
     for scale, (window, decay) in enumerate(zip(windows, decays, strict=True)):
-        for t in range(1, len(items)):
-            past = items[max(0, t - window) : t]
-            rows[t - 1, scale * n_items + past] = decay ** np.arange(len(past) - 1, -1, -1)
-    return rows, items[1:]
+        for lag in range(1, min(window, len(items) - 1) + 1):
+            step = at[at >= lag]
+            parts.append((step - first, scale * n_items + items[step - lag], np.full(len(step), decay ** (lag - 1))))
+    nothing = np.zeros(0, dtype=np.int64)
+    parts.append((nothing, nothing, np.zeros(0)))
+    step, column, weight = (np.concatenate(x) for x in zip(*parts, strict=True))
+    return step, column, weight

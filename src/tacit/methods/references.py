@@ -11,6 +11,7 @@ from tacit.core.aggregate import plain_sum
 from tacit.core.method import Method, Moment, Phase
 from tacit.core.payload import Each, Payload, State
 from tacit.data.cohort import Cohort, Federation
+from tacit.methods.ridge import ease_weights
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class EASE(Method):
         """Sum the Gram matrix in the first round; solve with the next λ in every round."""
         tried = server["tried"]
         gram = plain_sum(uplinks, "gram").get("gram", server["gram"]).float()
-        weights = ease_weights(gram.double(), self.ridge[int(tried)]).float()
+        weights = ease_of(gram.double(), self.ridge[int(tried)]).float()
         return {"gram": gram, "weights": weights, "tried": tried + 1}
 
     def serve(self, clients: State, down: Payload, data: Cohort, phase: str) -> State:
@@ -176,11 +177,8 @@ class EASE(Method):
         return {"user": data.history("test" if known else "train"), "items": columns.expand(len(data.ids), -1, -1)}
 
 
-def ease_weights(gram: Tensor, ridge: float) -> Tensor:
-    """(M, M) weights with zero diagonal that minimise ‖X − XB‖² + λ‖B‖² (Steck 2019, Eq. 8)."""
+def ease_of(gram: Tensor, ridge: float) -> Tensor:
+    """(M, M) weights with zero diagonal that minimise ‖X − XB‖² + λ‖B‖²."""
     regular = gram.clone()
     regular.diagonal().add_(ridge)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(regular))
-    weights = -inverse / inverse.diagonal()
-    weights.fill_diagonal_(0.0)
-    return weights
+    return ease_weights(torch.cholesky_inverse(torch.linalg.cholesky(regular)))

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from tacit.core.method import Method, Moment, Phase
 from tacit.core.payload import Payload, Shared, Sparse, State
 from tacit.data.cohort import Cohort, Federation
 from tacit.methods.history_sums import Cells, Sequences, gram, recent, recurrences, steps, sums, transitions
+from tacit.methods.ridge import ease_weights, factor_of, inverse_of, solved
 from tacit.privacy.gaussian import gaussian_epsilon
 
 Ints = NDArray[np.int64]
@@ -121,8 +122,9 @@ class Tally(Method):
             found["A"] = recurrences(laid, self.windows, self.decays, n_items)
             found["C"] = transitions(laid, self.windows, self.decays, n_items)
         if max(self.blend) > 0:
-            share = np.array([1 / max(len(s), 1) if self.weights == "gfcf" else 1.0 for s in sequences])
-            found["G"] = gram(laid).scaled(share)
+            found["G"] = gram(laid)
+            if self.weights == "gfcf":
+                found["G"] = found["G"].scaled(np.array([1 / max(len(s), 1) for s in sequences]))
         if self.clip:
             size = np.sqrt(sum((c.squares(len(sequences)) for c in found.values()), start=np.zeros(len(sequences))))
             factor = np.minimum(1.0, self.clip / np.maximum(size, 1e-12))
@@ -158,8 +160,7 @@ class Tally(Method):
         """B = (A + λI)⁻¹ C through the Cholesky factor L, which later revisions need too."""
         scale = ridge * scale_of(server["A"])
         factor = factor_of(server["A"], scale)
-        solved = torch.cholesky_solve(server["C"], factor)
-        return {"B": solved, "lambda": torch.tensor([scale])} | _factored(factor)
+        return {"B": solved(factor, server["C"]), "lambda": torch.tensor([scale])} | _factored(factor)
 
     def _gfcf(self, gram: Tensor) -> State:
         """GF-CF's filter from Σ_u x xᵀ / n_u: the linear one, and the ideal one of its first eigenvectors."""
@@ -231,11 +232,8 @@ class Tally(Method):
     def revise(self, server: State, old: Ints, new: Ints) -> State:
         """The sums and the solution after one user's sequence becomes another; empty: was not there, or goes.
 
-        Sums change in the user's own cells. The solution changes by as many dimensions as steps come and go: with
-        D = ±1 for each such step, H its history, Y the item that followed and P = (A + λI)⁻¹ before,
-        U = P Hᵀ and S = (D + H U)⁻¹ give P' = P − U S Uᵀ (Woodbury) and
-        B' = P' (C + Hᵀ D Y) = B + U (D Y − S (H B + H U D Y)).
-        P itself is never formed: it is L⁻ᵀ L⁻¹ less the U S Uᵀ of earlier revisions. λ stays what it was.
+        Sums change in the user's own cells; the solution changes by as many dimensions as steps go and come (`_shift`).
+        λ stays what it was.
         """
         server = dict(server)
         n_items = len(server["G"]) if "G" in server else server["C"].shape[1]
@@ -243,65 +241,59 @@ class Tally(Method):
             for name, part in self.cells([sequence], np.zeros(1, dtype=np.int64), n_items, many=False).items():
                 Sparse(part.client, part.index, sign * part.value, part.shape).add_to(server[name])
         if "L" in server:
-            self._revise_ridge(server, old, new, n_items)
+            same = 0  # a common beginning cancels: its steps neither go nor come
+            while same < min(len(old), len(new)) and old[same] == new[same]:
+                same += 1
+            for sequence, sign in ((old, -1.0), (new, 1.0)):
+                self._shift(server, sequence, max(same, 1), sign)
+            if len(server["sign"]) > len(server["L"]) // 2:  # carrying so many costs more than a new factor
+                server |= _factored(factor_of(server["A"], float(server["lambda"])))
         if "PG" in server:
-            _revise_ease(server, old, new)
+            _shift_ease(server, old, new)
+        elif "G" in server:
+            server |= self._gfcf(server["G"])
         return server
 
-    def _revise_ridge(self, server: State, old: Ints, new: Ints, n_items: int) -> None:
-        shared = 0  # a common beginning cancels: its steps neither come nor go
-        while shared < min(len(old), len(new)) and old[shared] == new[shared]:
-            shared += 1
-        parts = [
-            [x[max(shared - 1, 0) :] for x in steps(sequence, self.windows, self.decays, n_items)]
-            for sequence in (old, new)
-        ]
-        rows = np.concatenate([p[0] for p in parts])  # (n, K·M), almost all zero
-        if not len(rows):
+    def _shift(self, server: State, items: Ints, first: int, sign: float) -> None:
+        """Steps `first` … of a sequence come (+1) or go (−1): recursive least squares in a block.
+
+        With H the histories of these steps, Y the items that followed, P = (A + λI)⁻¹ before, s the sign and
+        U = P Hᵀ, the factor R of I + s H U gives W = U R⁻ᵀ, P' = P − s W Wᵀ and B' = B + s W R⁻¹ (Y − H B).
+        P itself is never formed: it is L⁻ᵀ L⁻¹ less the s W Wᵀ of earlier revisions.
+        """
+        n_items, wide = server["B"].shape[1], len(server["L"])
+        followed = torch.from_numpy(items[first:])
+        if not len(followed):
             return
-        row, column = np.nonzero(rows)
-        H = _matrix(row, column, rows[row, column], *rows.shape)
-        sign = torch.cat([torch.full((len(p[0]),), s) for p, s in zip(parts, (-1.0, 1.0), strict=True)])
-        DY = torch.zeros(len(rows), n_items)
-        DY[torch.arange(len(rows)), torch.from_numpy(np.concatenate([p[1] for p in parts]))] = sign
-        U = torch.cholesky_solve(torch.from_numpy(rows.T).float(), server["L"])
-        U -= server["U"] @ (server["S"] @ (H @ server["U"]).T)  # what earlier revisions changed
-        inner = H @ U
-        S = torch.linalg.inv((torch.diag(sign) + inner).double()).float()
-        server["B"].addmm_(U, DY - S @ (H @ server["B"] + inner @ DY))
-        server["U"] = torch.cat([server["U"], U], 1)
-        done = len(server["S"])
-        both = torch.zeros(done + len(S), done + len(S))
-        both[:done, :done], both[done:, done:] = server["S"], S
-        server["S"] = both
-        if len(both) > len(U) // 4:  # carrying so many costs more than a new factor
-            server |= _factored(factor_of(server["A"], float(server["lambda"])))
+        step, column, weight = steps(items, self.windows, self.decays, n_items, first)
+        H = _matrix(step, column, weight, len(followed), wide)
+        U = solved(server["L"], H.to_dense().T)  # (K·M, n)
+        U.addmm_(server["W"], ((H @ server["W"]) * server["sign"]).T, alpha=-1)
+        inner = (H @ U).double().mul_(sign)
+        inner.diagonal().add_(1.0)
+        R = torch.linalg.cholesky(inner).float()
+        W = torch.linalg.solve_triangular(R.T, U, upper=True, left=False)
+        missed = H @ server["B"]  # H B − Y, (n, M)
+        missed[torch.arange(len(followed)), followed] -= 1.0
+        server["B"].addmm_(W, torch.linalg.solve_triangular(R, missed, upper=False), alpha=-sign)
+        server["W"] = torch.cat([server["W"], W], 1)
+        server["sign"] = torch.cat([server["sign"], torch.full((len(followed),), sign)])
 
 
-def _revise_ease(server: State, old: Ints, new: Ints) -> None:
+def _shift_ease(server: State, old: Ints, new: Ints) -> None:
     """Two rank-one changes of (G + λI)⁻¹ (Sherman and Morrison), then EASE's weights anew."""
     inverse = server["PG"]
     for items, sign in ((old, -1.0), (new, 1.0)):
         if len(items):
-            u = inverse[:, torch.from_numpy(items)].sum(1)
-            inverse.addr_(u, u, alpha=-sign / (1 + sign * float(u[torch.from_numpy(items)].sum())))
-    server["E"] = ease_weights(inverse)
-
-
-def factor_of(lower: Tensor, ridge: float) -> Tensor:
-    """Cholesky factor of S + λI, S symmetric by its lower half; λ grows until noise leaves it positive definite."""
-    for growth in range(12):
-        regular = lower.clone()
-        regular.diagonal().add_(ridge * 4.0**growth)
-        factor, failed = torch.linalg.cholesky_ex(regular)
-        if not int(failed):
-            return cast(Tensor, factor)
-    raise ValueError("the sums are not those of any data: no ridge makes them positive definite")
+            place = torch.from_numpy(items)
+            u = inverse[place].sum(0)
+            inverse.addr_(u, u, alpha=-sign / (1 + sign * float(u[place].sum())))
+    ease_weights(inverse, out=server["E"])
 
 
 def _factored(factor: Tensor) -> State:
     """A fresh factor, with no revisions to carry."""
-    return {"L": factor, "U": torch.zeros(len(factor), 0), "S": torch.zeros(0, 0)}
+    return {"L": factor, "W": torch.zeros(len(factor), 0), "sign": torch.zeros(0)}
 
 
 def scale_of(sums: Tensor) -> float:
@@ -312,13 +304,8 @@ def scale_of(sums: Tensor) -> float:
 
 def ease_solution(gram: Tensor, ridge: float) -> State:
     """The inverse of G + λI and EASE's weights."""
-    inverse = torch.cholesky_inverse(factor_of(gram, ridge))
+    inverse = inverse_of(factor_of(gram, ridge))
     return {"PG": inverse, "E": ease_weights(inverse)}
-
-
-def ease_weights(inverse: Tensor) -> Tensor:
-    """−P / diag(P) with a zero diagonal (Steck 2019, Eq. 8)."""
-    return (-inverse / inverse.diagonal()).fill_diagonal_(0.0)
 
 
 def standardised(scores: Tensor) -> Tensor:
