@@ -103,6 +103,19 @@ def test_a_client_that_never_took_part_ranks_with_what_the_server_sends(federati
     assert not torch.allclose(scores[1], after["items"] @ fleet.store.leaves["user"][1])
 
 
+@pytest.mark.parametrize("weighting", ["size", "uniform"])
+def test_clients_weigh_by_their_interactions_or_all_the_same(federation, weighting):
+    method = Method(**SMALL, weighting=weighting)
+    ids = torch.tensor([0, 3, 5])
+    data = federation.cohort(ids, 1, 4)
+    server = method.init_server(federation)
+    _, up, _ = local_round(method, ClientStore(method, federation).read(data), method.downlink(server, ids), data)
+    sizes = torch.tensor([float(len(federation.split.train[c])) for c in ids.tolist()])
+    weight = sizes if weighting == "size" else torch.ones(3)
+    expected = (weight.view(-1, 1, 1) * up["items"]).sum(0) / weight.sum()
+    torch.testing.assert_close(method.aggregate(server, iter([up]), Moment(1, 0))["items"], expected)
+
+
 def _pairs(blocks):
     for users, logits in blocks:
         yield from zip(users.tolist(), logits, strict=True)

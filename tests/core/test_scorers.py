@@ -1,10 +1,11 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from tacit.core.scorers import dot, pair_bce, pair_bpr, pick, row_bce
+from tacit.core.scorers import affine_step, dot, pair_bce, pair_bpr, pick, row_bce
 from tacit.data.cohort import Batch
 
 DRAW = torch.Generator().manual_seed(0)
@@ -125,3 +126,20 @@ def test_the_ranking_loss_by_hand():
     margin = torch.tensor([[math.log(3), -math.log(3), 5.0]])
     batch = Batch(torch.tensor([2.0]), torch.tensor([True]), [], mask=torch.tensor([[True, True, False]]))
     assert pair_bpr(margin, batch).item() == pytest.approx(-(math.log(0.75) + math.log(0.25)) / 2)
+
+
+@pytest.mark.parametrize("report", [True, False])
+def test_affine_step_is_autograd_over_the_written_formula(report):
+    batch = replace(as_counts(explicit_batches()), report=report)
+    head, bias, table = (torch.randn(3, *shape, generator=DRAW) for shape in ((1, 5), (1, 1), (6, 5)))
+    leaves = [x.double().requires_grad_() for x in (head, bias, table)]
+    logits = torch.einsum("cud,cld->cul", leaves[0], leaves[2]) + leaves[1]
+    expected = written_formula(logits, batch)
+    gradients = torch.autograd.grad(expected.sum(), leaves)
+    scratch = {}
+    loss, grads = affine_step(head, bias, table, batch, ("head", "bias", "items"), scratch)
+    torch.testing.assert_close(loss, expected.float() if report else torch.zeros(3))
+    for name, gradient in zip(("head", "bias", "items"), gradients, strict=True):
+        torch.testing.assert_close(grads[name], gradient.float())
+    assert grads["items"] is scratch["items"], "the large gradient goes to the memory that is kept"
+    assert set(affine_step(head, bias, table, batch, ("bias",), scratch)[1]) == {"bias"}

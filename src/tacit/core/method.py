@@ -63,6 +63,7 @@ class Method:
     optimizer: Optimizer = "adam"
     init: float = 0.01  # standard deviation of the starting values
     scored_with: Literal["server", "own"] = "server"  # whose shared leaves a client ranks with
+    weighting: Literal["size", "uniform"] = "size"  # of a client in the server's mean: |D_u|, or one for all
 
     name: ClassVar[str] = "fedmf"
     paper: ClassVar[str] = ""
@@ -169,9 +170,10 @@ class Method:
         return inner_product_step(p["user"], p["items"], batch, names, scratch)
 
     def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
-        """What the clients send back. `weight` is |D_u|, the weight of FedAvg."""
+        """What the clients send back. `weight` is |D_u|, the weight of FedAvg, or one."""
         fields = {n: self.whole(n, p, down, data) for n in self.shared}
-        return Payload(data.ids, fields | {"weight": Each(data.size.float(), private=False)})
+        weight = data.size.float() if self.weighting == "size" else torch.ones(len(data.ids))
+        return Payload(data.ids, fields | {"weight": Each(weight, private=False)})
 
     def whole(self, name: str, p: State, down: Payload, data: Cohort) -> Field:
         """A shared leaf as training left it; of a table, the touched rows over what the server had sent."""

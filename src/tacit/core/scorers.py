@@ -58,30 +58,53 @@ def row_bce(logits: Tensor, batch: Batch) -> Tensor:
     return cast(Tensor, _RowBCE.apply(logits, batch.count, batch.positive, batch.size))  # type: ignore[no-untyped-call]
 
 
+def row_slope(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """`row_bce` of logits (C, 1, L) and its derivative by them, which takes their memory.
+
+    The loss (C,) is computed only where someone reads it; elsewhere it is zero.
+    """
+    assert batch.count is not None
+    assert batch.positive is not None
+    loss = torch.zeros_like(batch.size)
+    if batch.report:
+        loss = (batch.count * F.softplus(logits) - batch.positive * logits).sum((1, 2)) / batch.size
+    return loss, logits.sigmoid_().mul_(batch.count).sub_(batch.positive).div_(batch.size.view(-1, 1, 1))
+
+
 def inner_product_step(
     user: Tensor, table: Tensor, batch: Batch, names: Iterable[str], scratch: State
 ) -> tuple[Tensor, State]:
     """`row_bce(dot(user, table))` and its gradients for `user` and `items`, written out.
 
-    Autograd's share of a step at this size is a third; the loss itself is computed only where someone reads it, and the
-    one large gradient is written to the same memory in every step.
+    Autograd's share of a step at this size is a third; the one large gradient is written to the same memory in every
+    step.
     """
-    assert batch.count is not None
-    assert batch.positive is not None
-    logits = user @ table.mT  # (C, 1, L)
-    loss = torch.zeros_like(batch.size)
-    if batch.report:
-        loss = (batch.count * F.softplus(logits) - batch.positive * logits).sum((1, 2)) / batch.size
-    slope = logits.sigmoid_().mul_(batch.count).sub_(batch.positive).div_(batch.size.view(-1, 1, 1))
+    loss, slope = row_slope(user @ table.mT, batch)
     grads: State = {}
     for name in names:
-        if name == "user":
-            grads[name] = slope @ table
-        else:
-            if name not in scratch:
-                scratch[name] = torch.empty_like(table)
-            grads[name] = torch.mul(slope.mT, user, out=scratch[name])
+        grads[name] = slope @ table if name == "user" else _outer(slope, user, name, scratch)
     return loss, grads
+
+
+def affine_step(
+    head: Tensor, bias: Tensor, table: Tensor, batch: Batch, names: Iterable[str], scratch: State
+) -> tuple[Tensor, State]:
+    """The same for w·q + b: head w (C, 1, d), bias b (C, 1, 1), and the gradient for the table under `items`."""
+    loss, slope = row_slope(torch.baddbmm(bias, head, table.mT), batch)
+    grads: State = {}
+    for name in names:
+        if name == "bias":
+            grads[name] = slope.sum(2, keepdim=True)
+        else:
+            grads[name] = slope @ table if name == "head" else _outer(slope, head, name, scratch)
+    return loss, grads
+
+
+def _outer(slope: Tensor, vector: Tensor, name: str, scratch: State) -> Tensor:
+    """slopeᵀ · vector, (C, 1, L) and (C, 1, d) -> (C, L, d), in the scratch memory of that name."""
+    if name not in scratch:
+        scratch[name] = vector.new_empty(len(slope), slope.shape[2], vector.shape[2])
+    return torch.mul(slope.mT, vector, out=scratch[name])
 
 
 def pair_bce(logits: Tensor, batch: Batch) -> Tensor:
