@@ -30,6 +30,18 @@ CASES = {
     "mf": Case(quick={"dim": 8}, planted={"lr": 0.02}, rounds=15),
     "oracle": Case(),
     "pfedclr": Case(quick={"dim": 8, "epochs": 1}, planted={"init": 0.1, "lr": 0.05}, rounds=15),
+    "pfedgraph": Case(
+        quick={"dim": 8, "epochs": 2, "share": 0.5},
+        planted={
+            "optimizer": "sgd",
+            "lr": 1.0,
+            "table_lr": 1000.0,
+            "epochs": 1,
+            "init": 0.3,
+            "share": 1.0,
+            "prior": 10.0,
+        },
+    ),
     "popularity": Case(),
     "tally": Case(quick={"ridge": (1.0, 2.0), "blend": (0.0, 0.3)}, planted={}),
 }
