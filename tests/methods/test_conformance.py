@@ -42,6 +42,11 @@ CASES = {
             "prior": 10.0,
         },
     ),
+    "pfedrec": Case(
+        quick={"dim": 8, "lr": 0.5, "table_lr": 50.0, "init": 0.3},
+        planted={"lr": 1.0, "table_lr": 1000.0, "init": 0.3},
+        rounds=15,
+    ),
     "popularity": Case(),
     "tally": Case(quick={"ridge": (1.0, 2.0), "blend": (0.0, 0.3)}, planted={}),
 }
