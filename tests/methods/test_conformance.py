@@ -27,7 +27,10 @@ CASES = {
         },
         rounds=40,
     ),
+    "fedlightgcn": Case(quick={"dim": 8, "epochs": 1}, planted={"optimizer": "sgd", "lr": 2.0, "table_lr": 2000.0}),
+    "lightgcn": Case(quick={"dim": 8}, planted={}, rounds=20),
     "mf": Case(quick={"dim": 8}, planted={"lr": 0.02}, rounds=15),
+    "ncf": Case(quick={"dim": 8, "layers": (8, 4)}, planted={"lr": 0.02}, rounds=30),
     "oracle": Case(),
     "pfedclr": Case(quick={"dim": 8, "epochs": 1}, planted={"init": 0.1, "lr": 0.05}, rounds=15),
     "pfedgraph": Case(

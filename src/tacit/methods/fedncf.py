@@ -1,4 +1,4 @@
-"""FedNCF: a perceptron over user and item vectors, federated."""
+"""FedNCF: a perceptron over user and item vectors, federated, and its centralised reference."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -61,3 +61,18 @@ class FedNCF(Method):
         for n in range(1, len(self.layers) + 1):
             hidden = torch.baddbmm(p[f"b{n}"][:, None], F.relu(hidden), p[f"w{n}"])
         return hidden[..., 0]
+
+
+@dataclass(frozen=True)
+class NCF(FedNCF):
+    """The same model on pooled data: one client holds all users; a round is an epoch."""
+
+    lr: float = 0.003
+    table_lr: float = 0.0
+    batch: int = 2048
+    rounds: int = 30
+    optimizer: Optimizer = "adam"
+
+    name: ClassVar[str] = "ncf"
+    paper: ClassVar[str] = "He et al. 2017, centralised"
+    pooled: ClassVar[bool] = True
