@@ -32,10 +32,12 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def fit(method: Tally, federation: Federation) -> tuple[State, float, int]:
-    """(server after one upload and one solution, CPU seconds, bytes sent)."""
+    """(server after the upload and one solution, CPU seconds, bytes sent)."""
     fleet, traffic, began = SimulatedFleet(method, federation), Traffic(), time.process_time()
     server = method.init_server(federation)
-    server = method.aggregate(server, fleet.train(server, torch.arange(federation.n_clients), 1, traffic), Moment(1, 0))
+    everyone = torch.arange(federation.n_clients)
+    for round in range(1, 2 + bool(method.inputs)):
+        server = method.aggregate(server, fleet.train(server, everyone, round, traffic), Moment(round, 0))
     return server, time.process_time() - began, traffic.bytes_up
 
 
@@ -97,7 +99,7 @@ def generated(items: int, users: int, length: int = 50) -> Interactions:
 
 def grow(items: int, users: int, inputs: int) -> dict[str, object]:
     """One fit and one test evaluation of every user, one time scale, no EASE part."""
-    method = Tally(windows=(20,), decays=(0.9,), ridge=(1.0,), blend=(0.0,))
+    method = Tally(windows=(20,), decays=(0.9,), ridge=(1.0,), blend=(0.0,), inputs=inputs)
     began = time.perf_counter(), time.process_time()
     divided = split(generated(items, users), "strict")
     federation = Federation.of_users(divided)

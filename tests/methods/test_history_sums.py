@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tacit.methods.history_sums import Sequences, gram, recent, recurrences, steps, transitions
+from tacit.methods.history_sums import Sequences, gram, places, recent, recurrences, steps, transitions
 
 ITEMS = 9
 SCALES = [((3,), (0.5,)), ((1, 4), (1.0, 0.8)), ((2, 20), (1.0, 1.0)), ((1, 3, 6), (1.0, 0.9, 0.7))]
@@ -55,11 +55,11 @@ def test_steps_are_the_histories(windows, decays):
     items = np.array([4, 1, 7, 0, 3, 8])
     expected = histories(items, windows, decays)
     for first in (1, 4):
-        step, column, weight = steps(items, windows, decays, ITEMS, first)
+        told = steps(items, windows, decays, ITEMS, first)
         rows = np.zeros_like(expected[first - 1 :])
-        np.add.at(rows, (step, column), weight)
+        np.add.at(rows, (told.owner, told.column), told.value)
         np.testing.assert_allclose(rows, expected[first - 1 :])
-    assert not any(len(x) for x in steps(items[:1], windows, decays, ITEMS))
+    assert not len(steps(items[:1], windows, decays, ITEMS).value)
 
 
 def test_a_cell_belongs_to_its_sequence_and_appears_once():
@@ -74,6 +74,20 @@ def test_a_cell_belongs_to_its_sequence_and_appears_once():
 
 def test_the_history_now_ends_with_the_newest_item():
     laid = Sequences.of(arrays([[5, 6, 7], [8]]))
-    inside, weight = recent(laid, 2, 0.5)
-    assert laid.items[inside].tolist() == [6, 7, 8]
-    assert weight.tolist() == [0.5, 1.0, 1.0]
+    now = recent(laid, (2, 1), (0.5, 1.0), ITEMS)
+    rows = np.zeros((2, 2 * ITEMS))
+    np.add.at(rows, (now.owner, now.column), now.value)
+    assert {tuple(x) for x in np.argwhere(rows).tolist()} == {(0, 6), (0, 7), (1, 8), (0, ITEMS + 7), (1, ITEMS + 8)}
+    assert rows[0, 6] == 0.5
+    assert rows.sum() == 4.5
+
+
+def test_entries_move_to_the_places_of_chosen_items():
+    table = places(np.array([2, 5]), ITEMS)
+    assert table.tolist() == [-1, -1, 0, -1, -1, 1, -1, -1, -1]
+    laid = Sequences.of(arrays([[5, 1, 2]]))
+    whole = np.zeros((ITEMS, ITEMS))
+    whole[np.ix_([1, 2, 5], [1, 2, 5])] = 1
+    np.testing.assert_array_equal(written_out(gram(laid).both(), whole.shape), whole)
+    np.testing.assert_array_equal(written_out(gram(laid).both().at(table, None), (2, ITEMS)), whole[[2, 5]])
+    np.testing.assert_array_equal(written_out(gram(laid).at(table, table), (2, 2)), [[1, 0], [1, 1]])

@@ -6,7 +6,10 @@ from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Moment
 from tacit.core.payload import Sparse
 from tacit.data.cohort import Federation
+from tacit.data.ragged import Ragged
 from tacit.data.splits import split
+from tacit.errors import UserError
+from tacit.methods import tally
 from tacit.methods.history_sums import steps
 from tacit.methods.references import EASE
 from tacit.methods.tally import Tally
@@ -31,8 +34,8 @@ def solution(sequences, method, n_items, ridge):
     A, C, G = np.zeros((wide, wide)), np.zeros((wide, n_items)), np.zeros((n_items, n_items))
     for items in sequences:
         H = np.zeros((max(len(items) - 1, 0), wide))
-        step, column, weight = steps(items, method.windows, method.decays, n_items)
-        H[step, column] = weight
+        told = steps(items, method.windows, method.decays, n_items)
+        H[told.owner, told.column] = told.value
         A += H.T @ H
         C += H.T @ np.eye(n_items)[items[1:]]
         x = np.zeros(n_items)
@@ -150,6 +153,139 @@ def test_forgetting_and_updating_equal_retraining(divided, blend):
         np.testing.assert_allclose(server["B"].numpy(), B, atol=1e-5)
     if blend > 0:
         np.testing.assert_allclose(server["E"].numpy(), E, atol=1e-5)
+
+
+def restricted(sequences, method, n_items, ridge, inputs):
+    """(B, E) in double precision when only `inputs` are in histories: plain least squares, column by column for E."""
+    wide = len(method.windows) * n_items
+    rows, followed = [], []
+    for items in sequences:
+        told = steps(items, method.windows, method.decays, n_items)
+        H = np.zeros((max(len(items) - 1, 0), wide))
+        H[told.owner, told.column] = told.value
+        rows.append(H)
+        followed.append(np.eye(n_items)[items[1:]])
+    H = np.concatenate(rows)[:, np.concatenate([k * n_items + inputs for k in range(len(method.windows))])]
+    A = H.T @ H
+    scale = ridge * 2.0 ** np.round(np.log2(A.diagonal().mean()))
+    B = np.linalg.solve(A + scale * np.eye(len(A)), H.T @ np.concatenate(followed))
+    X = np.array([np.isin(np.arange(n_items), items) for items in sequences]).astype(float)
+    E = np.zeros((len(inputs), n_items))
+    for j in range(n_items):
+        rest = np.flatnonzero(inputs != j)  # an item does not explain itself
+        x = X[:, inputs[rest]]
+        E[rest, j] = np.linalg.solve(x.T @ x + method.ease_ridge * np.eye(len(rest)), x.T @ X[:, j])
+    return B, E
+
+
+@pytest.mark.parametrize("clients", [7, 60])
+def test_histories_of_popular_items_alone_are_least_squares_on_these(divided, clients):
+    federation = Federation.of_users(divided) if clients == 60 else Federation.of_groups(divided, clients)
+    method = Tally(**SMALL, inputs=12)
+    assert [method.asks(r) for r in (1, 2, 3)] == [True, True, False]
+    assert method.length() == 2
+    server, _ = fitted(method, federation, rounds=2)
+    often = np.bincount(divided.train.values, minlength=divided.n_items)
+    inputs = server["inputs"].numpy()
+    assert len(inputs) == 12
+    assert often[inputs].min() >= np.delete(often, inputs).max()
+    assert "count" not in server
+    B, E = restricted([divided.train[u] for u in range(60)], method, divided.n_items, 1.0, inputs)
+    np.testing.assert_allclose(server["B"].numpy(), B, atol=1e-5)
+    np.testing.assert_allclose(server["E"].numpy(), E, atol=1e-5)
+
+
+def test_as_many_inputs_as_items_are_the_whole(divided):
+    federation = Federation.of_users(divided)
+    whole, fleet = fitted(Tally(**SMALL), federation)
+    cut, narrow = fitted(Tally(**SMALL, inputs=divided.n_items), federation, rounds=2)
+    for name in ("A", "C", "B", "E"):
+        torch.testing.assert_close(cut[name], whole[name], atol=1e-5, rtol=1e-4)
+    for user in (0, 31):
+        torch.testing.assert_close(
+            narrow.scores_of(cut, user, "test"), fleet.scores_of(whole, user, "test"), atol=1e-4, rtol=1e-4
+        )
+
+
+def test_forgetting_and_updating_equal_retraining_on_the_same_inputs(divided):
+    method = Tally(**SMALL, inputs=12)
+    server, _ = fitted(method, Federation.of_users(divided), rounds=2)
+    sequences = [divided.train[u] for u in range(60)]
+    grown = np.concatenate([divided.train[9], divided.valid[9], divided.test[9]])
+    strangers = np.setdiff1d(np.arange(divided.n_items), server["inputs"].numpy())[:5]  # no history, yet followers
+    for user, new in [
+        (5, np.zeros(0, dtype=np.int64)),
+        (9, grown),
+        (30, strangers),
+        (5, divided.train[5][::-1].copy()),
+    ]:
+        server = method.revise(server, sequences[user], new)
+        sequences[user] = new
+    B, E = restricted(sequences, method, divided.n_items, 1.0, server["inputs"].numpy())
+    np.testing.assert_allclose(server["B"].numpy(), B, atol=1e-5)
+    np.testing.assert_allclose(server["E"].numpy(), E, atol=1e-5)
+
+
+def test_a_client_scores_with_and_downloads_the_rows_of_its_items_that_are_inputs(divided):
+    method = Tally(**SMALL, inputs=100)
+    federation = Federation.of_users(divided)
+    server, fleet = fitted(method, federation, rounds=2)
+    items, inputs = divided.train[11], server["inputs"].tolist()
+    h, x = np.zeros(200), np.zeros(100)
+    for age, item in enumerate(items[::-1]):
+        if item in inputs:
+            place = inputs.index(item)
+            x[place] = 1.0
+            h[place] = float(age == 0)
+            h[100 + place] = 0.8**age if age < 5 else 0.0
+    ridge, ease = ((s - s.mean()) / s.std(ddof=1) for s in (h @ server["B"].numpy(), x @ server["E"].numpy()))
+    np.testing.assert_allclose(fleet.scores_of(server, 11, "valid").numpy(), 0.7 * ridge + 0.3 * ease, atol=1e-4)
+    ids = torch.tensor([11])
+    rows = np.count_nonzero(h) + np.count_nonzero(x)
+    assert rows > 2
+    named = method.serving_bytes(method.downlink(server, ids), federation.people(ids))
+    assert named == 4 * rows * divided.n_items + 4 * 100
+
+
+def test_counting_sends_a_cell_an_item_and_ranks_nothing_yet(divided):
+    method = Tally(**SMALL, inputs=12)
+    federation = Federation.of_users(divided)
+    traffic, fleet = Traffic(), SimulatedFleet(method, federation)
+    server = method.aggregate(
+        method.init_server(federation),
+        fleet.train(method.init_server(federation), torch.arange(60), 1, traffic),
+        Moment(1, 0),
+    )
+    assert traffic.bytes_up == 8 * len(divided.train.values)
+    assert not fleet.scores_of(server, 3, "valid").any()
+
+
+def test_too_many_items_name_the_way_out(divided, monkeypatch):
+    monkeypatch.setattr(tally, "ALL_ITEMS", divided.n_items - 1)
+    federation = Federation.of_users(divided)
+    with pytest.raises(UserError, match="--set inputs="):
+        Tally().init_server(federation)
+    Tally(inputs=5).init_server(federation)
+    for wrong in ({"clip": 1.0}, {"weights": "gfcf"}):
+        with pytest.raises(UserError, match="does not go with"):
+            Tally(inputs=5, **wrong).init_server(federation)
+
+
+def test_the_graph_filter_is_made_anew_for_a_revision(divided):
+    method = Tally(blend=(1.0,), weights="gfcf", gfcf_rank=8)
+    server, _ = revised(method, divided, [(5, np.zeros(0, dtype=np.int64))])
+    rest = Federation(divided, Ragged(np.arange(60), np.delete(np.arange(60), 5)))
+    torch.testing.assert_close(server["E"], fitted(method, rest)[0]["E"], atol=1e-4, rtol=1e-4)
+
+
+def test_revisions_that_outgrow_the_factor_are_folded_into_it(divided):
+    method = Tally(**SMALL)
+    server, _ = revised(method, divided, [(user, np.zeros(0, dtype=np.int64)) for user in range(40)])
+    steps_gone = sum(len(divided.train[u]) - 1 for u in range(40))
+    assert len(server["sign"]) == server["W"].shape[1] < steps_gone
+    rest = fitted(method, Federation(divided, Ragged(np.arange(21), np.arange(40, 60))))[0]
+    A = rest["A"].double() + rest["A"].double().tril(-1).T + float(server["lambda"]) * torch.eye(len(rest["A"]))
+    torch.testing.assert_close(server["B"].double(), torch.linalg.solve(A, rest["C"].double()), atol=1e-5, rtol=1e-4)
 
 
 def test_a_users_contribution_is_clipped_as_a_whole(divided):

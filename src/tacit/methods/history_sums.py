@@ -59,6 +59,29 @@ class Cells:
         """Entries above the diagonal moved below it: a symmetric matrix by one half."""
         return Cells(self.owner, np.maximum(self.row, self.column), np.minimum(self.row, self.column), self.value)
 
+    def both(self) -> "Cells":
+        """A symmetric matrix by one half written out."""
+        off = self.row != self.column
+        return _join([self, Cells(self.owner[off], self.column[off], self.row[off], self.value[off])])
+
+    def at(self, row: Ints | None, column: Ints | None) -> "Cells":
+        """Entries moved to the rows and columns that `row` and `column` name; −1: gone, None: as they are."""
+        moved = Cells(
+            self.owner,
+            self.row if row is None else row[self.row],
+            self.column if column is None else column[self.column],
+            self.value,
+        )
+        keep = (moved.row >= 0) & (moved.column >= 0)
+        return Cells(moved.owner[keep], moved.row[keep], moved.column[keep], moved.value[keep])
+
+
+def places(inputs: Ints, n_items: int) -> Ints:
+    """(M,) where each item stands in `inputs`; −1: nowhere."""
+    out = np.full(n_items, -1, dtype=np.int64)
+    out[inputs] = np.arange(len(inputs))
+    return out
+
 
 def sums(place: Ints, value: Floats, places: int) -> Floats:
     """(places,) sums of the values at each place."""
@@ -115,24 +138,29 @@ def gram(s: Sequences) -> Cells:
     return Cells(np.repeat(s.owner, upto), np.repeat(items, upto), column, np.ones(len(column)))
 
 
-def recent(s: Sequences, window: int, decay: float) -> tuple[Ints, Floats]:
-    """h_now of every sequence: the places within the window from the end, and their weights."""
+def counts(s: Sequences) -> Cells:
+    """x of every sequence, a single row."""
+    return Cells(s.owner, np.zeros_like(s.items), s.items, np.ones(len(s.items)))
+
+
+def recent(s: Sequences, windows: Sequence[int], decays: Sequence[float], n_items: int) -> Cells:
+    """h_now of every sequence, a single row: the places within each window from the end. Scale k starts at k·M."""
     age = s.length - 1 - s.place
-    inside = np.flatnonzero(age < window)
-    return inside, decay ** age[inside].astype(np.float64)
+    parts = []
+    for scale, (window, decay) in enumerate(zip(windows, decays, strict=True)):
+        a = np.flatnonzero(age < window)
+        column = scale * n_items + s.items[a]
+        parts.append(Cells(s.owner[a], np.zeros_like(a), column, decay ** age[a].astype(np.float64)))
+    return _join(parts)
 
 
-def steps(
-    items: Ints, windows: Sequence[int], decays: Sequence[float], n_items: int, first: int = 1
-) -> tuple[Ints, Ints, Floats]:
-    """The histories h_first … h_{n−1} of one sequence as entries (step from 0, column of K·M, weight)."""
+def steps(items: Ints, windows: Sequence[int], decays: Sequence[float], n_items: int, first: int = 1) -> Cells:
+    """The histories h_first … h_{n−1} of one sequence, a single row each; the owner is the step, from 0."""
     parts = []
     at = np.arange(first, len(items))
     for scale, (window, decay) in enumerate(zip(windows, decays, strict=True)):
         for lag in range(1, min(window, len(items) - 1) + 1):
-            step = at[at >= lag]
-            parts.append((step - first, scale * n_items + items[step - lag], np.full(len(step), decay ** (lag - 1))))
-    nothing = np.zeros(0, dtype=np.int64)
-    parts.append((nothing, nothing, np.zeros(0)))
-    step, column, weight = (np.concatenate(x) for x in zip(*parts, strict=True))
-    return step, column, weight
+            a = at[at >= lag]
+            column = scale * n_items + items[a - lag]
+            parts.append(Cells(a - first, np.zeros_like(a), column, np.full(len(a), decay ** (lag - 1))))
+    return _join(parts)

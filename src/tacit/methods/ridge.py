@@ -3,8 +3,6 @@
 LAPACK's own routines copy their arguments and, on two busy cores, wait for each other at every column.
 """
 
-from typing import cast
-
 import torch
 from torch import Tensor
 
@@ -67,7 +65,7 @@ def inverse_of(factor: Tensor) -> Tensor:
 
 def ease_weights(inverse: Tensor, out: Tensor | None = None) -> Tensor:
     """−P / diag(P) with a zero diagonal, P = (G + λI)⁻¹ (Steck 2019, Eq. 8)."""
-    return cast(Tensor, torch.div(inverse, -inverse.diagonal(), out=out)).fill_diagonal_(0.0)
+    return torch.div(inverse, -inverse.diagonal(), out=out).fill_diagonal_(0.0)
 
 
 def _blocks(size: int) -> list[slice]:

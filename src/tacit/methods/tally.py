@@ -17,11 +17,24 @@ from tacit import rng
 from tacit.core.method import Method, Moment, Phase
 from tacit.core.payload import Payload, Shared, Sparse, State
 from tacit.data.cohort import Cohort, Federation
-from tacit.methods.history_sums import Cells, Sequences, gram, recent, recurrences, steps, sums, transitions
+from tacit.errors import UserError
+from tacit.methods.history_sums import (
+    Cells,
+    Sequences,
+    counts,
+    gram,
+    places,
+    recent,
+    recurrences,
+    steps,
+    sums,
+    transitions,
+)
 from tacit.methods.ridge import ease_weights, factor_of, inverse_of, solved
 from tacit.privacy.gaussian import gaussian_epsilon
 
 Ints = NDArray[np.int64]
+ALL_ITEMS = 20_000  # whose square fits into memory a few times
 
 
 @dataclass(frozen=True)
@@ -36,12 +49,17 @@ class Tally(Method):
     and the server solves B = (A + λI)⁻¹ C and EASE's weights E from G. A user's score is
     (1 − w) · standardised(h_now B) + w · standardised(x E). With several time scales (W, γ) the histories stand side by
     side. One upload serves every (λ, w): each round tries the next pair, and validation chooses.
+
+    Beyond ALL_ITEMS items the matrices outgrow memory. With `inputs`, histories consist of the so many most popular
+    items alone (all items are still ranked): the clients count items in a round of their own, and the sums are the
+    rows, and for A the columns too, of these items.
     """
 
     windows: tuple[int, ...] = (1, 20)  # W of each time scale
     decays: tuple[float, ...] = (1.0, 0.9)  # γ of each time scale
     ridge: tuple[float, ...] = (0.3, 1.0, 4.0)  # λ, as a multiple of A's mean diagonal (to a power of two)
     blend: tuple[float, ...] = (0.3, 0.5)  # w: 0 is the ridge alone, 1 the item weights alone
+    inputs: int = 0  # how many of the most popular items histories consist of; 0: all items
     weights: Literal["ease", "gfcf"] = "ease"  # what is made of G
     ease_ridge: float = 200.0  # λ of EASE
     gfcf_rank: int = 128  # of GF-CF's ideal filter
@@ -56,7 +74,7 @@ class Tally(Method):
     paper: ClassVar[str] = "FedCIA's idea taken to its end"
     closed_form: ClassVar[bool] = True
     draws: ClassVar[bool] = False
-    shared: ClassVar[tuple[str, ...]] = ("B", "E", "blend")
+    shared: ClassVar[tuple[str, ...]] = ("inputs", "B", "E", "blend")
     private: ClassVar[tuple[str, ...]] = ()
     tables: ClassVar[tuple[str, ...]] = ()
 
@@ -68,12 +86,12 @@ class Tally(Method):
         return [*product(self.ridge, [w for w in self.blend if w < 1]), *pure]
 
     def length(self) -> int:
-        """A round for each candidate."""
-        return len(self.candidates())
+        """A round for each candidate, after one for counting where histories are cut down."""
+        return len(self.candidates()) + bool(self.inputs)
 
     def asks(self, round: int) -> bool:
         """One upload serves every candidate."""
-        return round == 1
+        return round <= 1 + bool(self.inputs)
 
     def epsilon(self, rounds: int) -> float | None:
         """One release of the sums; what follows is computed from them."""
@@ -83,6 +101,13 @@ class Tally(Method):
 
     def init_server(self, federation: Federation) -> State:
         """No sums yet."""
+        if not self.inputs and federation.n_items > ALL_ITEMS:
+            raise UserError(
+                f"tally solves for at most {ALL_ITEMS:,} items at once, and there are {federation.n_items:,}; let "
+                "histories consist of the most popular ones, as in --set inputs=5000"
+            )
+        if self.inputs and (self.clip or self.weights == "gfcf"):
+            raise UserError(f"inputs={self.inputs} does not go with clip or weights=gfcf; leave it out")
         return {"tried": torch.zeros(1).long()}
 
     def init_users(self, federation: Federation, users: Tensor) -> State:
@@ -90,7 +115,7 @@ class Tally(Method):
         return {}
 
     def downlink(self, server: State, ids: Tensor) -> Payload:
-        """Nothing before there is a solution."""
+        """Nothing before there is a choice of items or a solution."""
         return Payload(ids, {n: Shared(server[n]) for n in self.shared if n in server})
 
     def phases(self, round: int) -> list[Phase]:
@@ -102,19 +127,24 @@ class Tally(Method):
         return {}
 
     def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
-        """A, C and G of each client, as the cells that are not zero."""
+        """A, C and G of each client, as the cells that are not zero; before them, where asked, its counts of items."""
         users = data.users.numpy()
         client, slot = np.nonzero(users >= 0)
         train = data.federation.split.train
         sequences = [train[u] for u in users[client, slot]]
-        many = users.shape[1] > 1
-        return Payload(data.ids, self.cells(sequences, client, data.federation.n_items, many))
+        many, n_items = users.shape[1] > 1, data.federation.n_items
+        if self.inputs and "inputs" not in down:
+            return Payload(data.ids, {"count": _sparse(counts(Sequences.of(sequences)), client, (1, n_items), many)})
+        chosen = down["inputs"].numpy() if self.inputs else None
+        return Payload(data.ids, self.cells(sequences, client, n_items, many, chosen))
 
     def footprint(self, size: int, n_items: int) -> int:
         """Cells of the three sums; a cell is in memory about as long and as often as a fourth of a table's row."""
         return (size * size // 2 + 2 * size * sum(self.windows)) // 4
 
-    def cells(self, sequences: Sequence[Ints], client: Ints, n_items: int, many: bool) -> dict[str, Sparse]:
+    def cells(
+        self, sequences: Sequence[Ints], client: Ints, n_items: int, many: bool, inputs: Ints | None = None
+    ) -> dict[str, Sparse]:
         """The statistics of sequences that belong to clients; `many`: of several users, whose cells are added up."""
         laid = Sequences.of(sequences)
         found: dict[str, Cells] = {}
@@ -129,14 +159,28 @@ class Tally(Method):
             size = np.sqrt(sum((c.squares(len(sequences)) for c in found.values()), start=np.zeros(len(sequences))))
             factor = np.minimum(1.0, self.clip / np.maximum(size, 1e-12))
             found = {n: c.scaled(factor) for n, c in found.items()}
-        wide = len(self.windows) * n_items
-        shapes = {"A": (wide, wide), "C": (wide, n_items), "G": (n_items, n_items)}
+        tall = n_items if inputs is None else len(inputs)
+        if inputs is not None:  # the rows of chosen items; A's columns too; G not by one half, for it has all columns
+            place, alone = self._places(inputs, n_items), places(inputs, n_items)
+            kept = {"A": (place, place), "C": (place, None), "G": (alone, None)}
+            if "G" in found:
+                found["G"] = found["G"].both()
+            found = {n: c.at(*kept[n]) for n, c in found.items()}
+        wide = len(self.windows) * tall
+        shapes = {"A": (wide, wide), "C": (wide, n_items), "G": (tall, n_items)}
         return {n: _sparse(c, client, shapes[n], many) for n, c in found.items()}
+
+    def _places(self, inputs: Ints, n_items: int) -> Ints:
+        """(K·M,) the row that an item's row of each scale becomes when only `inputs` have one; −1: none."""
+        alone = places(inputs, n_items)
+        return np.concatenate([np.where(alone < 0, -1, k * len(inputs) + alone) for k in range(len(self.windows))])
 
     # what the server makes of it
 
     def aggregate(self, server: State, uplinks: Iterable[Payload], now: Moment) -> State:
         """Sum in the first round; then solve with the next candidate."""
+        if self.inputs and "inputs" not in server:
+            return server | self._most_popular(uplinks)
         server = dict(server)
         for up in uplinks:
             for name, part in up.fields.items():
@@ -151,10 +195,34 @@ class Tally(Method):
         if "A" in server and blend < 1 and (not tried or self.candidates()[tried - 1][0] != ridge):
             server |= self._solve(server, ridge)
         if "G" in server and not tried:
-            server |= ease_solution(server["G"], self.ease_ridge) if self.weights == "ease" else self._gfcf(server["G"])
+            server |= self._gfcf(server["G"]) if self.weights == "gfcf" else self._ease(server)
         for name in ("B", "E"):
             server.setdefault(name, torch.zeros(0))
         return server | {"tried": torch.tensor([tried + 1]), "blend": torch.tensor([blend])}
+
+    def _most_popular(self, uplinks: Iterable[Payload]) -> State:
+        """The items histories will consist of, ascending; there is no solution yet."""
+        total = torch.zeros(0)
+        for up in uplinks:
+            part = up.fields["count"]
+            assert isinstance(part, Sparse)
+            if not len(total):
+                total = torch.zeros(part.shape)
+            part.add_to(total)
+        chosen = total.ravel().argsort(descending=True, stable=True)[: self.inputs].sort().values
+        return {"inputs": chosen.int(), "B": torch.zeros(0), "E": torch.zeros(0), "blend": torch.zeros(1)}
+
+    def _ease(self, server: State) -> State:
+        """P = (G + λI)⁻¹ and EASE's weights; an item that is no input has nothing to leave out: its column is P G."""
+        gram = server["G"]
+        if "inputs" not in server:
+            inverse = inverse_of(factor_of(gram, self.ease_ridge))
+            return {"PG": inverse, "E": ease_weights(inverse)}
+        chosen = server["inputs"].long()
+        inverse = inverse_of(factor_of(gram[:, chosen].tril(), self.ease_ridge))
+        weights = inverse @ gram
+        weights[:, chosen] = ease_weights(inverse)
+        return {"PG": inverse, "E": weights}
 
     def _solve(self, server: State, ridge: float) -> State:
         """B = (A + λI)⁻¹ C through the Cholesky factor L, which later revisions need too."""
@@ -187,31 +255,41 @@ class Tally(Method):
 
     def serve(self, clients: State, down: Payload, data: Cohort, phase: str) -> State:
         """The solution, and each user's histories as sparse rows (C·U, …): h_now and x."""
-        split = data.federation.split
-        known = phase == "test" and self.history == "known"
+        now, seen = self._histories(down, data, known=phase == "test" and self.history == "known")
+        rows, tall = data.users.numel(), len(down["inputs"]) if self.inputs else data.federation.n_items
+        return {
+            "B": down["B"],
+            "E": down["E"],
+            "blend": down["blend"],
+            "shape": torch.tensor([*data.users.shape, data.federation.n_items]),
+            "now": _matrix(now.owner, now.column, now.value, rows, len(self.windows) * tall),
+            "seen": _matrix(seen.owner, seen.column, seen.value, rows, tall),
+        }
+
+    def _histories(self, down: Payload, data: Cohort, known: bool) -> tuple[Cells, Cells]:
+        """h_now and x of every user, a row each."""
+        split, n_items = data.federation.split, data.federation.n_items
         users = data.users.numpy().ravel()
         held = [np.zeros(0, dtype=np.int64) if u < 0 else split.train[u] for u in users]
         if known:
             held = [s if u < 0 else np.concatenate([s, split.valid[u]]) for s, u in zip(held, users, strict=True)]
         laid = Sequences.of(held)
-        p = {"B": down["B"], "E": down["E"], "blend": down["blend"], "shape": torch.tensor(data.users.shape)}
-        rows, columns, weights = [], [], []
-        for scale, (window, decay) in enumerate(zip(self.windows, self.decays, strict=True)):
-            inside, weight = recent(laid, window, decay)
-            rows.append(laid.owner[inside])
-            columns.append(scale * data.federation.n_items + laid.items[inside])
-            weights.append(weight)
-        wide = len(self.windows) * data.federation.n_items
-        now = _matrix(np.concatenate(rows), np.concatenate(columns), np.concatenate(weights), len(users), wide)
-        seen = _matrix(laid.owner, laid.items, np.ones(len(laid.items)), len(users), data.federation.n_items)
-        return p | {"now": now, "seen": seen}
+        now = recent(laid, self.windows, self.decays, n_items)
+        seen = counts(laid)
+        if self.inputs:
+            chosen = down["inputs"].numpy()
+            now = now.at(None, self._places(chosen, n_items))
+            seen = seen.at(None, places(chosen, n_items))
+        return now, seen
 
     def serving_bytes(self, down: Payload, data: Cohort) -> int:
-        """Only the rows of B and E that a client's own items name."""
-        lengths = data.federation.split.train.lengths[data.users.numpy().clip(min=0)].ravel()
-        rows = sum(int(np.minimum(lengths, w).sum()) for w in self.windows) if len(down["B"]) else 0
-        rows += int(lengths.sum()) if len(down["E"]) and float(down["blend"]) else 0
-        return rows * data.federation.n_items * 4
+        """Only the rows of B and E that a client's own items name, and which items have a row."""
+        parts = self._histories(down, data, known=False)
+        used = [len(down["B"]) > 0, len(down["E"]) > 0 and float(down["blend"]) > 0]
+        slots = data.users.shape[1]
+        wide = len(self.windows) * data.federation.n_items
+        rows = sum(len(np.unique(c.owner // slots * wide + c.column)) for c, u in zip(parts, used, strict=True) if u)
+        return rows * data.federation.n_items * 4 + (down.fields["inputs"].nbytes(len(data.ids)) if self.inputs else 0)
 
     def view(self, p: State) -> Tensor:
         """There is no item table; the rows of B and E are looked up in `score`."""
@@ -220,12 +298,15 @@ class Tally(Method):
     def score(self, p: State, table: Tensor) -> Tensor:
         """(C, U, M)."""
         blend = float(p["blend"])
-        total = torch.zeros(())
-        if blend < 1:
-            total = (1 - blend) * standardised(p["now"] @ p["B"])
-        if blend > 0:
-            total = total + blend * standardised(p["seen"] @ p["E"])
-        return total.view(*p["shape"].tolist(), -1)
+        parts = []
+        if blend < 1 and len(p["B"]):
+            parts.append(standardised(p["now"] @ p["B"]).mul_(1 - blend))
+        if blend > 0 and len(p["E"]):
+            parts.append(standardised(p["seen"] @ p["E"]).mul_(blend))
+        shape = p["shape"].tolist()
+        if not parts:  # items have been counted, nothing is solved
+            return torch.zeros(shape)
+        return (parts[0] if len(parts) == 1 else parts[0].add_(parts[1])).view(shape)
 
     # life after training
 
@@ -233,12 +314,13 @@ class Tally(Method):
         """The sums and the solution after one user's sequence becomes another; empty: was not there, or goes.
 
         Sums change in the user's own cells; the solution changes by as many dimensions as steps go and come (`_shift`).
-        λ stays what it was.
+        λ and `inputs` stay what they were.
         """
         server = dict(server)
-        n_items = len(server["G"]) if "G" in server else server["C"].shape[1]
+        n_items = server["G" if "G" in server else "C"].shape[1]
+        chosen = server["inputs"].numpy() if self.inputs else None
         for sequence, sign in ((old, -1.0), (new, 1.0)):
-            for name, part in self.cells([sequence], np.zeros(1, dtype=np.int64), n_items, many=False).items():
+            for name, part in self.cells([sequence], np.zeros(1, dtype=np.int64), n_items, False, chosen).items():
                 Sparse(part.client, part.index, sign * part.value, part.shape).add_to(server[name])
         if "L" in server:
             same = 0  # a common beginning cancels: its steps neither go nor come
@@ -265,8 +347,10 @@ class Tally(Method):
         followed = torch.from_numpy(items[first:])
         if not len(followed):
             return
-        step, column, weight = steps(items, self.windows, self.decays, n_items, first)
-        H = _matrix(step, column, weight, len(followed), wide)
+        told = steps(items, self.windows, self.decays, n_items, first)
+        if self.inputs:
+            told = told.at(None, self._places(server["inputs"].numpy(), n_items))
+        H = _matrix(told.owner, told.column, told.value, len(followed), wide)
         U = solved(server["L"], H.to_dense().T)  # (K·M, n)
         U.addmm_(server["W"], ((H @ server["W"]) * server["sign"]).T, alpha=-1)
         inner = (H @ U).double().mul_(sign)
@@ -281,14 +365,27 @@ class Tally(Method):
 
 
 def _shift_ease(server: State, old: Ints, new: Ints) -> None:
-    """Two rank-one changes of (G + λI)⁻¹ (Sherman and Morrison), then EASE's weights anew."""
-    inverse = server["PG"]
+    """Two rank-one changes of P = (G + λI)⁻¹ (Sherman and Morrison), then EASE's weights anew.
+
+    Columns of items that are no inputs change as `_shift` has it, with x cut down to the inputs for H, x for Y.
+    """
+    inverse, weights = server["PG"], server["E"]
+    chosen = server["inputs"].long() if "inputs" in server else None
     for items, sign in ((old, -1.0), (new, 1.0)):
-        if len(items):
-            place = torch.from_numpy(items)
-            u = inverse[place].sum(0)
-            inverse.addr_(u, u, alpha=-sign / (1 + sign * float(u[place].sum())))
-    ease_weights(inverse, out=server["E"])
+        place = torch.from_numpy(items)
+        held = place if chosen is None else torch.isin(chosen, place).nonzero()[:, 0]
+        if len(held):
+            u = inverse[held].sum(0)
+            gain = sign / (1 + sign * float(u[held].sum()))
+            if chosen is not None:
+                missed = weights[held].sum(0)  # x E − x
+                missed[place] -= 1.0
+                weights.addr_(u, missed, alpha=-gain)
+            inverse.addr_(u, u, alpha=-gain)
+    if chosen is None:
+        ease_weights(inverse, out=weights)
+    else:
+        weights[:, chosen] = ease_weights(inverse)
 
 
 def _factored(factor: Tensor) -> State:
@@ -302,15 +399,11 @@ def scale_of(sums: Tensor) -> float:
     return 2.0 ** round(math.log2(mean)) if mean > 0 else 1.0
 
 
-def ease_solution(gram: Tensor, ridge: float) -> State:
-    """The inverse of G + λI and EASE's weights."""
-    inverse = inverse_of(factor_of(gram, ridge))
-    return {"PG": inverse, "E": ease_weights(inverse)}
-
-
 def standardised(scores: Tensor) -> Tensor:
-    """Mean 0 and deviation 1 over the items of each user."""
-    return (scores - scores.mean(-1, keepdim=True)) / scores.std(-1, keepdim=True).clamp(min=1e-12)
+    """Mean 0 and deviation 1 over the items of each user, in place."""
+    scores -= scores.mean(-1, keepdim=True)
+    deviation = torch.linalg.vector_norm(scores, dim=-1, keepdim=True) / max(scores.shape[-1] - 1, 1) ** 0.5
+    return scores.div_(deviation.clamp(min=1e-12))
 
 
 def _sparse(cells: Cells, client: Ints, shape: tuple[int, int], many: bool) -> Sparse:
