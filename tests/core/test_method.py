@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-import conformance
 import pytest
 import torch
 
+import conformance
 from tacit.core.aggregate import weighted_mean
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.local import local_round
