@@ -1,0 +1,107 @@
+"""GF-CF: a graph filter in closed form, and the function that tally shares with it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from tacit.core.aggregate import plain_sum
+from tacit.core.method import Method, Moment, Phase
+from tacit.core.payload import Each, Payload, State
+from tacit.data.cohort import Cohort, Federation
+
+
+@dataclass(frozen=True)
+class GFCF(Method):
+    """Score x_u (R̃ᵀR̃ + α D^(−½) V Vᵀ D^(½)): a linear filter and an ideal low-pass one (Shen et al. 2021, Eq. 9).
+
+    R̃ is the interaction matrix with both degrees' roots divided out, D the items' degrees and V the first singular
+    vectors of R̃. Every round tries the next rank of V; the best on validation is reported.
+    """
+
+    rank: tuple[int, ...] = (32, 64, 128, 256)  # columns of V
+    ideal: float = 0.3  # α
+    history: Literal["train", "known"] = "train"  # known: the device's validation item counts as input at test
+
+    name: ClassVar[str] = "gfcf"
+    paper: ClassVar[str] = "Shen et al. 2021, centralised"
+    closed_form: ClassVar[bool] = True
+    draws: ClassVar[bool] = False
+    shared: ClassVar[tuple[str, ...]] = ("filter",)
+    private: ClassVar[tuple[str, ...]] = ()
+    tables: ClassVar[tuple[str, ...]] = ()
+    pooled: ClassVar[bool] = True
+
+    def length(self) -> int:
+        """A round for each rank."""
+        return len(self.rank)
+
+    def asks(self, round: int) -> bool:
+        """One upload serves every rank."""
+        return round == 1
+
+    def init_server(self, federation: Federation) -> State:
+        """Nothing yet."""
+        size = federation.n_items
+        return {
+            "gram": torch.zeros(size, size),
+            "vectors": torch.zeros(size, min(max(self.rank), size)),
+            "filter": torch.zeros(size, size),
+            "tried": torch.zeros(1).long(),
+        }
+
+    def init_users(self, federation: Federation, users: Tensor) -> State:
+        """A user is its history."""
+        return {}
+
+    def phases(self, round: int) -> list[Phase]:
+        """Nothing is trained."""
+        return []
+
+    def receive(self, clients: State, down: Payload, data: Cohort) -> State:
+        """The sums need nothing from the server."""
+        return {}
+
+    def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
+        """Σ_u x xᵀ / n_u, (C, M, M)."""
+        history = data.history()
+        history /= history.sum(-1, keepdim=True).clamp(min=1).sqrt()
+        return Payload(data.ids, {"gram": Each(history.mT @ history)})
+
+    def aggregate(self, server: State, uplinks: Iterable[Payload], now: Moment) -> State:
+        """Sum and decompose in the first round; filter with the next rank in every round."""
+        tried = server["tried"]
+        found = plain_sum(uplinks, "gram")
+        gram, vectors = server["gram"], server["vectors"]
+        if found:
+            gram = found["gram"].float()
+            vectors = leading(gram, vectors.shape[1])
+        filtering = graph_filter(gram, vectors[:, : self.rank[int(tried)]], self.ideal)
+        return {"gram": gram, "vectors": vectors, "filter": filtering, "tried": tried + 1}
+
+    def serve(self, clients: State, down: Payload, data: Cohort, phase: str) -> State:
+        """The user's history beside the filter; the score is x_u · F_i, F_i the column of item i."""
+        known = phase == "test" and self.history == "known"
+        columns = down["filter"].T
+        return {"user": data.history("test" if known else "train"), "items": columns.expand(len(data.ids), -1, -1)}
+
+
+def leading(gram: Tensor, rank: int) -> Tensor:
+    """(M, rank) the first right singular vectors of R̃, from Σ_u x xᵀ / n_u."""
+    vectors: Tensor = torch.linalg.eigh(_normalised(gram)[0])[1]  # ascending
+    return vectors[:, -rank:].flip(1)
+
+
+def graph_filter(gram: Tensor, vectors: Tensor, ideal: float) -> Tensor:
+    """(M, M) R̃ᵀR̃ + α D^(−½) V Vᵀ D^(½) from Σ_u x xᵀ / n_u and V; an item that nobody touched has zeros."""
+    normal, root, inverse = _normalised(gram)
+    return normal + ideal * (vectors * inverse[:, None]) @ (vectors * root[:, None]).T
+
+
+def _normalised(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """R̃ᵀR̃, and the roots of the items' degrees with their inverses."""
+    root = gram.sum(1).clamp(min=0).sqrt()  # Σ_j G_ij is what the item counts, because each user adds n_u / n_u
+    inverse = torch.where(root > 0, 1 / root, 0)
+    return gram * inverse * inverse[:, None], root, inverse
