@@ -18,6 +18,7 @@ from tacit.core.method import Method, Moment, Phase
 from tacit.core.payload import Payload, Shared, Sparse, State
 from tacit.data.cohort import Cohort, Federation
 from tacit.errors import UserError
+from tacit.methods.gfcf import graph_filter, leading
 from tacit.methods.history_sums import (
     Cells,
     Sequences,
@@ -233,12 +234,7 @@ class Tally(Method):
     def _gfcf(self, gram: Tensor) -> State:
         """GF-CF's filter from Σ_u x xᵀ / n_u: the linear one, and the ideal one of its first eigenvectors."""
         full = gram + gram.tril(-1).T
-        degree = full.sum(1).clamp(min=1e-12)  # Σ_u x_ui: what the item counts, because each user adds n_u / n_u
-        normal = full / degree.sqrt() / degree.sqrt()[:, None]
-        rank = min(self.gfcf_rank, len(normal))
-        vectors = torch.linalg.eigh(normal)[1][:, -rank:]
-        ideal = (vectors / degree.sqrt()[:, None]) @ (vectors * degree.sqrt()[:, None]).T
-        return {"E": normal + self.gfcf_ideal * ideal}
+        return {"E": graph_filter(full, leading(full, self.gfcf_rank), self.gfcf_ideal)}
 
     def _add_noise(self, server: State) -> None:
         """Gaussian noise on every cell of the sums' lower halves."""
