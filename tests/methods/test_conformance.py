@@ -13,6 +13,20 @@ from tacit.methods import known
 # One entry per method. A method without one fails below, so that nobody forgets it.
 CASES = {
     "ease": Case(quick={"ridge": (20.0, 50.0, 100.0, 200.0)}, planted={}),
+    "fedca": Case(
+        quick={"dim": 8, "epochs": 2, "share": 0.5},
+        planted={
+            "optimizer": "sgd",
+            "lr": 1.0,
+            "table_lr": 1000.0,
+            "epochs": 1,
+            "init": 0.3,
+            "share": 1.0,
+            "own": 0.0,
+            "similar": 0.1,
+            "complementary": 0.0,
+        },
+    ),
     "fedmf": Case(quick={"dim": 8, "epochs": 2}, planted={"init": 0.3}, rounds=15),
     "fedncf": Case(
         quick={"dim": 8, "epochs": 1, "layers": (8, 4)},

@@ -13,7 +13,7 @@ def project(points: Tensor) -> Tensor:
     nearest point is (x − τ)⁺ for the one τ at which it adds up to one; over the j largest entries τ is (Σ − 1) / j, and
     the right j is the last at which the j-th largest entry is still above it (Held, Wolfe and Crowder 1974).
     """
-    return torch.cat([_project(rows) for rows in points.split(BLOCK)])
+    return torch.cat([_project(rows) for rows in torch.split(points, BLOCK)])
 
 
 def _project(points: Tensor) -> Tensor:

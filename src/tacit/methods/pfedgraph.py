@@ -24,7 +24,7 @@ class PFedGraph(Method):
     """Client i starts a round from Σ_j w_ij θ_j, its own mixture of the item tables (pFedGraph, 2023).
 
     Symbols: θ_i -> the i-th of the server's `tables`, θ⁰ -> `start`, w_i -> a row of `graph`, p -> the clients' shares
-    of the data, α -> prior, λ -> proximity. The score is FedMF's. A client that is not mixed goes on from its own table.
+    of the data, α -> prior, λ -> proximity. The score is FedMF's. A client that is not mixed goes on from its own.
     Departures from the paper: docs/decisions/0007-mixtures.md.
     """
 
