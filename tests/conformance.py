@@ -39,6 +39,7 @@ class Case:
     quick: dict[str, Any] = field(default_factory=dict)  # settings that make a round cheap
     planted: dict[str, Any] | None = None  # settings that find planted tastes; None: it does not learn tastes
     rounds: int = 20  # for `planted`
+    clients: int = 0  # for `planted`; 0: one for each user
     many_users: bool = True  # whether a client of many users makes sense
 
 
@@ -239,10 +240,11 @@ def comparable(summary: Summary) -> dict[str, Any]:
     return {k: v for k, v in dataclasses.asdict(summary).items() if k not in MEASURED}
 
 
-def check_planted(name: str, settings: dict[str, Any], rounds: int, folder: Path) -> None:
+def check_planted(name: str, case: Case, folder: Path) -> None:
     """Tastes planted in the demo are found: twice as often among the first ten as by popularity."""
     options = {"data": "demo", "threads": 1, "checkpoint_every": 1000}
-    found = run(name, out=folder / "planted", rounds=rounds, evaluate_every=5, settings=settings, **options)
+    settings = {"rounds": case.rounds, "clients": case.clients, "settings": case.planted}
+    found = run(name, out=folder / "planted", evaluate_every=5, **settings, **options)
     popular = run("popularity", out=folder / "popular", **options)
     assert found.test["HR@10"] > 2 * popular.test["HR@10"]
 
