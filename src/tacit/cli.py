@@ -21,7 +21,7 @@ from tacit.core.rounds import Plan, Progress
 from tacit.data import imported, sources
 from tacit.data.summary import summarise
 from tacit.errors import UserError
-from tacit.runs import life, report
+from tacit.runs import experiments, life, report
 from tacit.runs.compare import Row, compare, sanity
 from tacit.runs.run import Run, Summary, Watch, reopen, start
 
@@ -116,10 +116,7 @@ def compare_command(
     as_json: AsJson = False,
 ) -> None:
     """Run several methods on the same ground and print one table."""
-    try:
-        numbers = [int(part) for part in seeds.split(",")]
-    except ValueError:
-        raise UserError(f"--seeds {seeds} is not a list of whole numbers; write it as in 0,1,2") from None
+    numbers = _numbers(seeds)
     with downloading() as progress:
         sources.load(data, min_interactions, progress)
     with (
@@ -145,6 +142,43 @@ def compare_command(
     _table(rows)
     if as_json:
         print(json.dumps([dataclasses.asdict(run) for row in rows for run in row.runs]))
+
+
+@app.command("experiment")
+def experiment_command(
+    file: Annotated[Path, typer.Argument(help="a file of experiments/")],
+    only: Annotated[list[str] | None, typer.Option("--row", help="only this row, by its label; repeatable")] = None,
+    data: Annotated[list[str] | None, typer.Option("--data", help="only this data set; repeatable")] = None,
+    protocol: Annotated[list[str] | None, typer.Option("--protocol", help="only under this one; repeatable")] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="other seeds than the file's, as in 0,1,2")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="where its runs are; runs/<name of the file>")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="keep checkpoints of finished runs")] = False,
+) -> None:
+    """Run a published table, or go on with it, and print published and measured figures side by side."""
+    experiment = experiments.read(file)
+    where = folder or Path("runs") / file.stem
+    plan = experiments.planned(experiment, only or [], data or [], protocol or [], _numbers(seeds) if seeds else [])
+    with downloading() as progress:
+        for name in dict.fromkeys(p.data for p in plan):
+            sources.load(name, 0, progress)
+    with stopping(f"finished runs are kept in {where}"), rounds_bar() as watching:
+        experiments.carry_out(plan, where, lambda p: watching(p.folder), keep)
+    _experiment(experiment, where)
+
+
+@app.command("results")
+def results_command(
+    file: Annotated[Path, typer.Argument(help="a file of experiments/")],
+    folder: Annotated[Path | None, typer.Option("--out", help="where its runs are; runs/<name of the file>")] = None,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="print tables for a document")] = False,
+) -> None:
+    """Collect what is finished of an experiment: published figure, ours, the strict one, and the seeds behind them."""
+    experiment = experiments.read(file)
+    where = folder or Path("runs") / file.stem
+    if as_markdown:
+        print(experiments.markdown(experiment, experiments.collect(experiment, where)))
+    else:
+        _experiment(experiment, where)
 
 
 @app.command("resume")
@@ -309,6 +343,22 @@ def _some_users(run: Run, count: int = 2) -> list[str]:
     evaluated = [u for u in lengths.argsort(kind="stable").tolist() if len(run.split.test[u])]
     middle = len(evaluated) // 2
     return [str(run.split.data.user_ids[u]) for u in evaluated[middle : middle + count]]
+
+
+def _numbers(seeds: str) -> list[int]:
+    try:
+        return [int(part) for part in seeds.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds {seeds} is not a list of whole numbers; write it as in 0,1,2") from None
+
+
+def _experiment(experiment: experiments.Experiment, where: Path) -> None:
+    found = experiments.collect(experiment, where)
+    out.print(experiment.title, style="bold", markup=False)
+    for place in experiment.data:
+        out.print(report.experiment(experiment, place.name, found))
+    if experiment.note:
+        out.print(experiment.note, markup=False)
 
 
 def _table(rows: list[Row]) -> None:

@@ -1,5 +1,7 @@
 """Several methods and seeds on one ground, as the rows of one table."""
 
+import dataclasses
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +71,7 @@ def compare(
         runs = []
         for asked in configurations:
             path = None if out is None else out / f"{name}-{asked.data}-{asked.protocol}-s{asked.seed}"
-            runs.append(_once(asked, path, begin(asked) if begin else None))
+            runs.append(once(asked, path, begin(asked) if begin else None))
         rows.append(Row(name, tuple(runs)))
     return rows
 
@@ -79,7 +81,7 @@ def sanity(like: RunConfig, names: Iterable[str] = SANITY) -> list[Row]:
     rows = []
     for name in names:
         asked = config(**like.model_dump() | {"method": name, "settings": {}, "rounds": None} | _options(name, [], {}))
-        rows.append(Row(name, (_once(asked, None, None),)))
+        rows.append(Row(name, (once(asked, None, None),)))
     return rows
 
 
@@ -91,9 +93,10 @@ def _options(name: str, asked_for: list[str], options: dict[str, Any]) -> dict[s
     return out
 
 
-def _once(asked: RunConfig, path: Path | None, watch: Watch | None) -> Summary:
+def once(asked: RunConfig, path: Path | None, watch: Watch | None) -> Summary:
+    """The result of a run: read where it is finished, else run, or gone on with, in `path`."""
     if path is not None and (path / "run.json").exists():
-        if _outcome(RunFolder.open(path).run["config"]) != _outcome(asked.model_dump(mode="json")):
+        if not is_of(RunFolder.open(path), asked):
             raise UserError(f"{path} holds a run with other options; name another --out")
         return resume(path, watch)
     if path is not None:
@@ -102,6 +105,13 @@ def _once(asked: RunConfig, path: Path | None, watch: Watch | None) -> Summary:
         return start(asked, Path(folder)).go_on(watch)
 
 
-def _outcome(configuration: dict[str, Any]) -> dict[str, Any]:
-    """What decides a run's outcome; where it runs does not."""
-    return {k: v for k, v in configuration.items() if k not in ("threads", "chunk", "mapped", "checkpoint_every")}
+def is_of(folder: RunFolder, asked: RunConfig) -> bool:
+    """Whether a folder holds the run asked for: where it runs does not matter, a method's changed default does."""
+    where = ("threads", "chunk", "mapped", "checkpoint_every", "settings")
+    one, other = ({k: v for k, v in c.items() if k not in where} for c in (folder.run["config"], _plain(asked)))
+    settings = dataclasses.asdict(build(find(asked.method), asked.settings))
+    return one == other and bool(folder.run["settings"] == json.loads(json.dumps(settings)))
+
+
+def _plain(asked: RunConfig) -> dict[str, Any]:
+    return asked.model_dump(mode="json")

@@ -103,6 +103,10 @@ class RunFolder:
             if old.name not in (index["last"], index["best"]):
                 shutil.rmtree(old)
 
+    def drop_checkpoints(self) -> None:
+        """Keep the figures of a finished run alone."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+
     def log(self, record: RoundRecord) -> None:
         """Append a line to rounds.jsonl."""
         with (self.path / "rounds.jsonl").open("a") as file:

@@ -9,6 +9,7 @@ from rich.text import Text
 from tacit.data.summary import Summary as DataSummary
 from tacit.evaluation.metrics import Metrics
 from tacit.runs.compare import Row
+from tacit.runs.experiments import Cell, Experiment, headings, table_rows
 from tacit.runs.run import Recommendation, Summary
 
 
@@ -75,6 +76,16 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     if first.duplicates:
         out.append(f"{first.duplicates:,} repeated (user, item) rows were folded into one.")
     return out
+
+
+def experiment(asked: Experiment, data: str, found: dict[tuple[str, str, str], Cell]) -> Table:
+    """Published and measured figures of one data set."""
+    table = _table(f"{data} · {' / '.join(asked.metrics)}", narrow=True)
+    for number, heading in enumerate(headings(asked)):
+        table.add_column(heading, justify="right" if number else "left")
+    for cells in table_rows(asked, data, found):
+        table.add_row(*cells)
+    return table
 
 
 def groups(summary: Summary) -> Table:

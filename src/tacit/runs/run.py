@@ -51,6 +51,7 @@ class Summary:
     bytes_down: int
     bytes_to_rank: float  # what a client downloads before it can rank, on average
     clients: int
+    client_rounds: int  # trainings of a client, over all rounds
     seconds: float
     cpu_seconds: float
     peak_memory_mb: float
@@ -130,6 +131,7 @@ class Run:
             bytes_up=sum(r.bytes_up for r in progress.history),
             bytes_down=sum(r.bytes_down for r in progress.history),
             clients=self.fleet.federation.n_clients,
+            client_rounds=sum(r.clients for r in progress.history),
             bytes_to_rank=self.bytes_to_rank(best),
             epsilon=self.method.epsilon(progress.round),
             scored_with=self.method.scored_with,

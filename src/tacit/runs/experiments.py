@@ -1,0 +1,318 @@
+"""A published table as a file: what to run, what the paper printed, and what came out here."""
+
+import re
+import tomllib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tacit.config import RunConfig, build, config
+from tacit.data.splits import Protocol
+from tacit.errors import UserError, unknown
+from tacit.evaluation.metrics import KS, NAMES
+from tacit.methods import find
+from tacit.runs.compare import is_of, once
+from tacit.runs.folder import RunFolder
+from tacit.runs.run import Summary, Watch
+
+FIGURES: dict[str, tuple[str, Callable[[Summary], float]]] = {
+    "up": ("MB up per client and round", lambda s: s.bytes_up / s.client_rounds / 1e6),
+    "down": ("MB down per client and round", lambda s: s.bytes_down / s.client_rounds / 1e6),
+    "cpu": ("CPU s per round", lambda s: s.cpu_seconds / s.rounds),
+    "memory": ("peak MB", lambda s: s.peak_memory_mb),
+}
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataSet(_Part):
+    """A column group of the table."""
+
+    name: str
+    min_interactions: int = 0
+    options: dict[str, Any] = Field(default_factory=dict)  # of every run on it
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+class Sweep(_Part):
+    """One setting, several values: a row each."""
+
+    setting: str
+    values: list[Any]
+
+
+class Line(_Part):
+    """A row of the table, or several by `sweep`."""
+
+    label: str
+    method: str
+    settings: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Any] = Field(default_factory=dict)
+    data: list[str] = Field(default_factory=list)  # only these data sets; all where empty
+    on: dict[str, dict[str, Any]] = Field(default_factory=dict)  # settings for one data set
+    sweep: Sweep | None = None
+    # data set -> what papers print: {source = "…", "HR@10" = …}; of a sweep a list with an entry a value
+    published: dict[str, list[dict[str, Any]]] = Field(default_factory=dict)
+
+
+class Experiment(_Part):
+    """One file of `experiments/`."""
+
+    title: str
+    source: str = ""  # where the published figures stand
+    metrics: list[str]
+    protocols: list[Protocol] = ["paper", "strict"]
+    seeds: list[int] = [0]
+    figures: list[str] = Field(default_factory=list)  # of FIGURES, beside the metrics
+    options: dict[str, Any] = Field(default_factory=dict)  # of every run
+    settings: dict[str, Any] = Field(default_factory=dict)  # of every method that has them
+    data: list[DataSet]
+    run: list[Line]
+    note: str = ""  # printed below the table
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of an experiment."""
+
+    label: str
+    data: str
+    asked: RunConfig
+    folder: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is known of a row on a data set under a protocol: the finished runs, one a seed."""
+
+    runs: tuple[Summary, ...]
+
+    def figure(self, metric: str, sampled: bool = False) -> tuple[float, float | None] | None:
+        """Mean and, over several seeds, standard deviation; None where nothing is finished."""
+        chosen = [s.test_sampled99 if sampled else s.test for s in self.runs]
+        return _spread([c[metric] for c in chosen if c is not None])
+
+    def cost(self, name: str) -> tuple[float, float | None] | None:
+        """The same for one of FIGURES."""
+        return _spread([FIGURES[name][1](s) for s in self.runs])
+
+
+def read(path: Path) -> Experiment:
+    """An experiment file, checked down to the settings of every method before anything runs."""
+    try:
+        made = Experiment(**tomllib.loads(path.read_text()))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not TOML: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{path}: '{where}' does not do: {first['msg'][:1].lower() + first['msg'][1:]}") from None
+    for metric in made.metrics:
+        if metric not in (known := [f"{name}@{k}" for name in NAMES for k in KS]):
+            raise unknown("metric", metric, known)
+    for figure in made.figures:
+        if figure not in FIGURES:
+            raise unknown("figure", figure, FIGURES)
+    names = [d.name for d in made.data]
+    for line in made.run:
+        for name in (*line.data, *line.on, *line.published):
+            if name not in names:
+                raise UserError(f"{path}: '{line.label}' speaks of data set '{name}', which the file does not list")
+    planned(made)
+    return made
+
+
+def rows(experiment: Experiment) -> list[tuple[str, Line, dict[str, Any], int | None]]:
+    """(label, line, settings, place in its sweep) of every row, sweeps written out."""
+    out: list[tuple[str, Line, dict[str, Any], int | None]] = []
+    for line in experiment.run:
+        if line.sweep is None:
+            out.append((line.label, line, line.settings, None))
+            continue
+        for place, value in enumerate(line.sweep.values):
+            label = f"{line.label} {line.sweep.setting}={value}"
+            out.append((label, line, line.settings | {line.sweep.setting: value}, place))
+    return out
+
+
+def planned(
+    experiment: Experiment,
+    only: Iterable[str] = (),
+    data: Iterable[str] = (),
+    protocols: Iterable[str] = (),
+    seeds: Iterable[int] = (),
+) -> list[Planned]:
+    """Every run of a file, or those of some rows, data sets, protocols and seeds."""
+    wanted, sets, ways, numbers = list(only), list(data), list(protocols), list(seeds)
+    labels = [label for label, *_ in rows(experiment)]
+    for name in wanted:
+        if not any(_asked(label, [name]) for label in labels):
+            raise unknown("row", name, labels)
+    for name in sets:
+        if name not in (known := [d.name for d in experiment.data]):
+            raise unknown("data set of this experiment", name, known)
+    out = []
+    for place in experiment.data:
+        for label, line, settings, _ in rows(experiment):
+            if (line.data and place.name not in line.data) or (sets and place.name not in sets):
+                continue
+            if wanted and not _asked(label, wanted):
+                continue
+            cls = find(line.method)
+            fields = cls.__dataclass_fields__
+            common = {k: v for k, v in (experiment.settings | place.settings).items() if k in fields}
+            chosen = common | settings | line.on.get(place.name, {})
+            build(cls, chosen)
+            for protocol in ways or experiment.protocols:
+                for seed in numbers or experiment.seeds:
+                    asked = config(
+                        **experiment.options | place.options | line.options,
+                        method=line.method,
+                        data=place.name,
+                        min_interactions=place.min_interactions,
+                        protocol=protocol,
+                        seed=seed,
+                        settings=chosen,
+                    )
+                    out.append(Planned(label, place.name, asked, f"{slug(label)}-{place.name}-{protocol}-s{seed}"))
+    return out
+
+
+def carry_out(
+    runs: Iterable[Planned],
+    out: Path,
+    begin: Callable[[Planned], Watch | None] | None = None,
+    keep: bool = False,
+) -> None:
+    """Run what is not finished yet below `out`; a stopped run goes on where it was.
+
+    A finished run's checkpoints go unless they are to be kept: a table of private item tables fills a disk.
+    """
+    for plan in runs:
+        path = out / plan.folder
+        if (path / "summary.json").exists() and not is_of(RunFolder.open(path), plan.asked):
+            raise UserError(f"{path} holds a run with other options; remove it, or name another --out")
+        once(plan.asked, path, begin(plan) if begin else None)
+        if not keep:
+            RunFolder.open(path).drop_checkpoints()
+
+
+def collect(experiment: Experiment, out: Path) -> dict[tuple[str, str, str], Cell]:
+    """(label, data set, protocol) -> what is finished below `out`; runs with other options do not count."""
+    found: dict[tuple[str, str, str], list[Summary]] = {}
+    for plan in planned(experiment, seeds=_seeds(out) or experiment.seeds):
+        key = (plan.label, plan.data, plan.asked.protocol)
+        found.setdefault(key, [])
+        path = out / plan.folder
+        if not (path / "summary.json").exists():
+            continue
+        folder = RunFolder.open(path)
+        if folder.summary is not None and is_of(folder, plan.asked):
+            found[key].append(Summary(**folder.summary))
+    return {key: Cell(tuple(runs)) for key, runs in found.items()}
+
+
+def printed(line: Line, data: str, place: int | None, metric: str) -> list[tuple[str, float]]:
+    """(source, figure) of a metric as papers print it."""
+    entries = line.published.get(data, [])
+    if place is not None:
+        entries = entries[place : place + 1]
+    return [(str(e.get("source", "")), float(e[metric])) for e in entries if metric in e]
+
+
+def markdown(experiment: Experiment, found: dict[tuple[str, str, str], Cell]) -> str:
+    """The tables of an experiment, one a data set, with the number of seeds behind every row."""
+    out = [f"# {experiment.title}", ""]
+    if experiment.source:
+        out += [f"Published: {experiment.source}.", ""]
+    for place in experiment.data:
+        filtered = f", users with at least {place.min_interactions}" if place.min_interactions else ""
+        out += [f"## {place.name}{filtered}", "", *_one_table(experiment, place.name, found), ""]
+    if experiment.note:
+        out += [experiment.note, ""]
+    return "\n".join(out)
+
+
+def headings(experiment: Experiment) -> list[str]:
+    """The columns of a table."""
+    out = ["method", "published"]
+    for protocol in experiment.protocols:
+        out.append(f"{protocol}{' (1 of 100)' if protocol in ('paper', 'symmetric') else ''}")
+        if protocol == "strict":
+            out[-1] = "strict (1 of 100)"
+            out.append("strict (all items)")
+    return [*out, *(FIGURES[f][0] for f in experiment.figures), "seeds"]
+
+
+def table_rows(experiment: Experiment, data: str, found: dict[tuple[str, str, str], Cell]) -> list[list[str]]:
+    """The cells below the headings, as text."""
+    out = []
+    for label, line, _, place in rows(experiment):
+        if line.data and data not in line.data:
+            continue
+        sources = dict.fromkeys(s for m in experiment.metrics for s, _ in printed(line, data, place, m))
+        paper = []
+        for source in sources:
+            figures = [dict(printed(line, data, place, m)).get(source) for m in experiment.metrics]
+            text = " / ".join("–" if f is None else _number(f) for f in figures)
+            paper.append(f"{text} ({source})" if source else text)
+        cells = [label, "; ".join(paper) or "–"]
+        counts = []
+        for protocol in experiment.protocols:
+            cell = found.get((label, data, protocol), Cell(()))
+            counts.append(len(cell.runs))
+            kinds = (True, False) if protocol == "strict" else (False,)
+            cells += [" / ".join(_text(cell.figure(m, sampled)) for m in experiment.metrics) for sampled in kinds]
+        first = found.get((label, data, experiment.protocols[0]), Cell(()))
+        cells += [_text(first.cost(f), 3) for f in experiment.figures]
+        cells.append(str(counts[0]) if len(set(counts)) == 1 else "/".join(map(str, counts)))
+        out.append(cells)
+    return out
+
+
+def slug(label: str) -> str:
+    """A label as part of a folder's name."""
+    return re.sub(r"[^a-z0-9.=+]+", "-", label.lower()).strip("-")
+
+
+def _one_table(experiment: Experiment, data: str, found: dict[tuple[str, str, str], Cell]) -> list[str]:
+    heads = headings(experiment)
+    lines = [f"Columns: {' / '.join(experiment.metrics)}, mean ± deviation over seeds.", ""]
+    lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    return lines + [f"| {' | '.join(cells)} |" for cells in table_rows(experiment, data, found)]
+
+
+def _asked(label: str, wanted: list[str]) -> bool:
+    """Whether a row is meant by one of these words: its label, or the label of its sweep."""
+    return any(label.lower() == w.lower() or label.lower().startswith(w.lower() + " ") for w in wanted)
+
+
+def _seeds(out: Path) -> list[int]:
+    """Every seed that has a run below `out`."""
+    found = {int(m[1]) for p in out.glob("*") if (m := re.search(r"-s(\d+)$", p.name))}
+    return sorted(found)
+
+
+def _spread(values: list[float]) -> tuple[float, float | None] | None:
+    if not values:
+        return None
+    return mean(values), stdev(values) if len(values) > 1 else None
+
+
+def _text(figure: tuple[float, float | None] | None, digits: int = 4) -> str:
+    if figure is None:
+        return "–"
+    value, spread = figure
+    return _number(value, digits) + (f" ±{_number(spread, digits)}" if spread is not None else "")
+
+
+def _number(value: float, digits: int = 4) -> str:
+    return f"{value:.{digits}f}"

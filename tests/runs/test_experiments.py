@@ -1,0 +1,180 @@
+from pathlib import Path
+
+import pytest
+
+from tacit.errors import UserError
+from tacit.runs import experiments
+from tacit.runs.run import Summary
+
+TOML = """
+title = "A small table"
+source = "nobody"
+metrics = ["HR@10", "NDCG@10"]
+protocols = ["paper", "strict"]
+seeds = [0, 1]
+figures = ["up", "cpu"]
+note = "Below the table."
+
+[options]
+rounds = 2
+threads = 1
+
+[settings]
+dim = 4
+
+[[data]]
+name = "demo"
+
+[[run]]
+label = "FedMF"
+method = "fedmf"
+published.demo = [
+    { source = "A", "HR@10" = 0.5, "NDCG@10" = 0.25 },
+    { source = "B", "HR@10" = 0.75 },
+]
+
+[[run]]
+label = "popular"
+method = "popularity"
+
+[[run]]
+label = "rates"
+method = "fedmf"
+sweep = { setting = "lr", values = [0.1, 0.5] }
+published.demo = [{ "HR@10" = 0.1 }, { "HR@10" = 0.2 }]
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(TOML)
+    return path
+
+
+def test_a_file_is_every_row_data_set_protocol_and_seed(file):
+    made = experiments.read(file)
+    plan = experiments.planned(made)
+    assert len(plan) == 4 * 2 * 2  # rows, protocols, seeds
+    assert len({p.folder for p in plan}) == len(plan)
+    first = plan[0]
+    assert (first.label, first.asked.method, first.asked.rounds) == ("FedMF", "fedmf", 2)
+    assert first.asked.settings == {"dim": 4}
+    popular = next(p for p in plan if p.label == "popular")
+    assert popular.asked.settings == {"dim": 4}  # a setting it has, as every method has
+    swept = [p for p in plan if p.label.startswith("rates")]
+    assert {p.asked.settings["lr"] for p in swept} == {0.1, 0.5}
+    assert {p.label for p in swept} == {"rates lr=0.1", "rates lr=0.5"}
+
+
+def test_a_part_of_it_can_be_asked_for(file):
+    made = experiments.read(file)
+    assert {p.label for p in experiments.planned(made, only=["rates"])} == {"rates lr=0.1", "rates lr=0.5"}
+    assert {p.label for p in experiments.planned(made, only=["rates lr=0.5"])} == {"rates lr=0.5"}
+    assert {p.asked.protocol for p in experiments.planned(made, protocols=["strict"])} == {"strict"}
+    assert {p.asked.seed for p in experiments.planned(made, seeds=[7])} == {7}
+    with pytest.raises(UserError, match="unknown row 'fedmff'; known: FedMF, popular"):
+        experiments.planned(made, only=["fedmff"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ('title = "A small table"', "", "'title' does not do"),
+        ('"HR@10", "NDCG@10"', '"HR@7"', "unknown metric 'HR@7'"),
+        ('"up", "cpu"', '"weight"', "unknown figure 'weight'"),
+        ("dim = 4", "dim = 0", "dim=0 does not do for fedmf"),
+        ('method = "popularity"', 'method = "popular"', "unknown method 'popular'"),
+        ("published.demo = [{", "published.other = [{", "data set 'other', which the file does not list"),
+        ("seeds = [0, 1]", "seeds = [0, 1", "is not TOML"),
+        ("note =", "remark =", "'remark' does not do"),
+        ("rounds = 2", "rounds = 0", "rounds=0 does not do"),
+    ],
+)
+def test_a_wrong_file_is_refused_before_anything_runs(file, old, new, complaint):
+    file.write_text(TOML.replace(old, new))
+    with pytest.raises(UserError, match=complaint):
+        experiments.read(file)
+
+
+def test_runs_are_carried_out_once_and_collected(file, tmp_path):
+    made = experiments.read(file)
+    out = tmp_path / "runs"
+    plan = experiments.planned(made, only=["FedMF", "popular"], seeds=[0])
+    experiments.carry_out(plan, out)
+    written = {p: p.stat().st_mtime_ns for p in out.glob("*/summary.json")}
+    assert len(written) == 4
+    assert not list(out.glob("*/checkpoints"))
+    experiments.carry_out(plan, out)
+    assert written == {p: p.stat().st_mtime_ns for p in out.glob("*/summary.json")}, "a finished run was run again"
+
+    found = experiments.collect(made, out)
+    cell = found["FedMF", "demo", "strict"]
+    assert [s.seed for s in cell.runs] == [0]
+    assert cell.figure("HR@10") == (cell.runs[0].test["HR@10"], None)
+    assert cell.figure("HR@10", sampled=True) == (cell.runs[0].test_sampled99["HR@10"], None)
+    assert found["rates lr=0.1", "demo", "paper"].figure("HR@10") is None
+    text = experiments.markdown(made, found)
+    (row,) = [line for line in text.splitlines() if line.startswith("| FedMF")]
+    cells = [c.strip() for c in row.strip("|").split("|")]
+    assert cells[1] == "0.5000 / 0.2500 (A); 0.7500 / – (B)"
+    paper = found["FedMF", "demo", "paper"].runs[0]
+    assert cells[2] == f"{paper.test['HR@10']:.4f} / {paper.test['NDCG@10']:.4f}"
+    assert cells[3].startswith(f"{cell.runs[0].test_sampled99['HR@10']:.4f}")
+    assert cells[4].startswith(f"{cell.runs[0].test['HR@10']:.4f}")
+    items_mb = paper.bytes_up / (2 * paper.clients) / 1e6
+    assert cells[5] == f"{items_mb:.3f}"
+    assert cells[-1] == "1"
+    assert "Below the table." in text
+
+
+def test_a_run_with_other_settings_does_not_count(file, tmp_path):
+    made = experiments.read(file)
+    out = tmp_path / "runs"
+    experiments.carry_out(experiments.planned(made, only=["popular"], protocols=["paper"], seeds=[0]), out)
+    other = experiments.read(_changed(file, "dim = 4", "dim = 5"))
+    assert experiments.collect(made, out)["popular", "demo", "paper"].runs
+    assert not experiments.collect(other, out)["popular", "demo", "paper"].runs
+    with pytest.raises(UserError, match="holds a run with other options"):
+        experiments.carry_out(experiments.planned(other, only=["popular"], protocols=["paper"], seeds=[0]), out)
+
+
+def test_seeds_are_averaged():
+    runs = [_summary(seed, value) for seed, value in enumerate((0.2, 0.4, 0.9))]
+    value, spread = experiments.Cell(tuple(runs)).figure("HR@10")
+    assert value == pytest.approx(0.5)
+    assert spread == pytest.approx(0.3605551)
+
+
+def test_every_file_of_the_project_can_be_read():
+    files = sorted((Path(__file__).parents[2] / "experiments").glob("*.toml"))
+    assert files
+    for path in files:
+        assert experiments.planned(experiments.read(path))
+
+
+def _changed(file, old, new):
+    path = file.with_name("other.toml")
+    path.write_text(TOML.replace(old, new))
+    return path
+
+
+def _summary(seed, value):
+    measured = dict.fromkeys(("bytes_up", "bytes_down", "bytes_to_rank", "clients", "client_rounds", "seconds"), 1)
+    counted = dict.fromkeys(("users_evaluated", "users_too_short", "duplicates", "cpu_seconds", "peak_memory_mb"), 1)
+    return Summary(
+        method="m",
+        data="demo",
+        protocol="paper",
+        seed=seed,
+        rounds=1,
+        best_round=1,
+        valid={},
+        test={"HR@10": value},
+        test_sampled99=None,
+        groups={},
+        epsilon=None,
+        scored_with="server",
+        **measured,
+        **counted,
+    )
