@@ -1,0 +1,22 @@
+"""k-means for servers that group what they are sent."""
+
+import torch
+from sklearn.cluster import KMeans
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+STARTS = 4  # of k-means++, the best is taken
+
+
+def kmeans(points: Tensor, clusters: int, seed: int, centres: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(labels (n,), centres (k, d)) of points (n, d).
+
+    Goes on from given centres, so that labels keep their meaning, or takes the best of a few starts. On one thread,
+    because sums whose order is left to chance would show in the last digit.
+    """
+    first = "k-means++" if centres is None else centres.double().numpy()
+    with threadpool_limits(1, user_api="openmp"):
+        found = KMeans(clusters, init=first, n_init=STARTS if centres is None else 1, random_state=seed % 2**32).fit(
+            points.double().numpy()
+        )
+    return torch.from_numpy(found.labels_).long(), torch.from_numpy(found.cluster_centers_).float()
