@@ -71,6 +71,7 @@ CASES = {
         planted={"lr": 1.0, "table_lr": 1000.0, "init": 0.3},
         rounds=15,
     ),
+    "perfedrec": Case(quick={"dim": 8, "clusters": 3}, planted={"lr": 2.0, "table_lr": 2000.0}),
     "popularity": Case(),
     "tally": Case(quick={"ridge": (1.0, 2.0), "blend": (0.0, 0.3)}, planted={}),
 }

@@ -26,6 +26,11 @@ class FedLightGCN(Method):
     Departures: docs/decisions/0009-lightgcn.md.
     """
 
+    lr: float = 1.0
+    table_lr: float = 1000.0
+    epochs: int = 1
+    optimizer: Optimizer = "sgd"
+    init: float = 0.1
     layers: int = 2  # K
     objective: Literal["bpr", "bce"] = "bpr"
     l2: float = 1e-4  # λ of the layer-0 vectors in a batch
@@ -71,12 +76,11 @@ class LightGCN(FedLightGCN):
 
     dim: int = 64
     lr: float = 0.01
+    table_lr: float = 0.0
     batch: int = 2048
     rounds: int = 60
-    epochs: int = 1
     negatives: int = 1
     optimizer: Optimizer = "adam"
-    init: float = 0.1
 
     name: ClassVar[str] = "lightgcn"
     paper: ClassVar[str] = "He et al. 2020, centralised"
