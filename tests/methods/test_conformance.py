@@ -44,6 +44,7 @@ CASES = {
     "fedlightgcn": Case(quick={"dim": 8, "epochs": 1}, planted={"optimizer": "sgd", "lr": 2.0, "table_lr": 2000.0}),
     "gfcf": Case(quick={"rank": (2, 4, 8, 16)}, planted={}),
     "lightgcn": Case(quick={"dim": 8}, planted={}, rounds=20),
+    "localmf": Case(quick={"dim": 8, "aggregate_from": 1}),
     "mf": Case(quick={"dim": 8}, planted={"lr": 0.02}, rounds=15),
     "ncf": Case(quick={"dim": 8, "layers": (8, 4)}, planted={"lr": 0.02}, rounds=30),
     "oracle": Case(),
