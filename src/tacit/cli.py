@@ -21,7 +21,7 @@ from tacit.core.rounds import Plan, Progress
 from tacit.data import imported, sources
 from tacit.data.summary import summarise
 from tacit.errors import UserError
-from tacit.runs import experiments, life, report
+from tacit.runs import experiments, life, report, skew
 from tacit.runs.compare import Row, compare, sanity
 from tacit.runs.run import Run, Summary, Watch, reopen, start
 
@@ -179,6 +179,27 @@ def results_command(
         print(experiments.markdown(experiment, experiments.collect(experiment, where)))
     else:
         _experiment(experiment, where)
+
+
+@app.command("skew")
+def skew_command(
+    folder: Annotated[Path, typer.Option("--out", help="a new folder for its runs, skew.jsonl and trajectories.csv")],
+    data: DataName = "filmtrust",
+    min_interactions: AtLeast = 10,
+    rounds: Annotated[int, typer.Option("--rounds", min=2)] = 100,
+    users: Annotated[int, typer.Option("--users", min=1, help="whose vectors are followed")] = 4,
+    protocol: ProtocolName = "paper",
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+    threads: Threads = 0,
+) -> None:
+    """User embedding skew: users' vectors with and without averaging, and what PFedCLR puts against it, by round."""
+    with downloading() as progress:
+        sources.load(data, min_interactions, progress)
+    with stopping(f"what was finished is in {folder}"), rounds_bar() as watching:
+        options = {"min_interactions": min_interactions, "protocol": protocol, "seed": seed, "threads": threads}
+        groups = skew.study(folder, data, users, rounds, watching, **options)
+    out.print(report.skew(groups))
+    out.print(f"every round is in {folder / 'skew.jsonl'}, the paths in {folder / 'trajectories.csv'}", markup=False)
 
 
 @app.command("resume")

@@ -11,6 +11,7 @@ from tacit.evaluation.metrics import Metrics
 from tacit.runs.compare import Row
 from tacit.runs.experiments import Cell, Experiment, headings, table_rows
 from tacit.runs.run import Recommendation, Summary
+from tacit.runs.skew import Group, apart, every
 
 
 def columns(protocol: str) -> list[tuple[str, bool]]:
@@ -85,6 +86,28 @@ def experiment(asked: Experiment, data: str, found: dict[tuple[str, str, str], C
         table.add_column(heading, justify="right" if number else "left")
     for cells in table_rows(asked, data, found):
         table.add_row(*cells)
+    return table
+
+
+def skew(found: Sequence[Group]) -> Table:
+    """Skew against calibration, and how far averaging takes the users' vectors from where they go alone."""
+    table = _table("user embedding skew (PFedCLR, Lemmas 3.2 and 4.1), means over clients", narrow=True)
+    table.add_column("round", justify="right")
+    alone = next(group for group in found if group.name == "alone")
+    others = [group for group in found if group is not alone]
+    for group in others:
+        for heading in ("skew", "against it", "cosine", "left", "from alone", "valid HR@10"):
+            table.add_column(f"{group.name}\n{heading}", justify="right")
+    table.add_column("alone\nvalid HR@10", justify="right")
+    gaps = {group.name: apart(alone, group) for group in others}
+    for number in every(len(alone.valid)):
+        cells = []
+        for group in others:
+            terms = group.balances[number - 1]
+            assert terms is not None
+            cells += [f"{terms.skew:.3g}", f"{terms.calibration:.3g}", f"{terms.cosine:.2f}", f"{terms.left:.2f}"]
+            cells += [f"{gaps[group.name][number - 1]:.2f}", f"{group.valid[number - 1]:.4f}"]
+        table.add_row(str(number), *cells, f"{alone.valid[number - 1]:.4f}")
     return table
 
 

@@ -1,0 +1,111 @@
+"""PFedCLR's study of user embedding skew: the same users with averaging, without it, and with a buffer against it."""
+
+import csv
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.manifold import TSNE
+from torch import Tensor
+
+from tacit.config import config
+from tacit.core.rounds import Plan, Progress, sample
+from tacit.evaluation.skew import Balance, balance
+from tacit.runs.run import Run, Watch, start
+
+CLIENTS = 256  # whose skew is measured in a round, at most
+PFEDCLR = {"epochs": 10, "optimizer": "adam", "lr": 0.01, "table_lr": 0.0, "init": 0.01}  # its setting of FedMF
+GROUPS: dict[str, tuple[str, dict[str, Any]]] = {
+    "with averaging": ("fedmf", PFEDCLR | {"scored_with": "own"}),
+    "alone": ("localmf", PFEDCLR),
+    "PFedCLR": ("pfedclr", {"fraction": 1.0}),
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """One way of training the same users."""
+
+    name: str
+    balances: list[Balance | None]  # by round; None where nothing is averaged
+    vectors: NDArray[np.float32]  # (rounds, users, d)
+    valid: list[float]  # HR@10 by round
+
+
+def study(
+    out: Path, data: str, users: int, rounds: int, begin: Callable[[str], Watch] | None = None, **options: Any
+) -> list[Group]:
+    """Train all groups and write `skew.jsonl`, a line a round, and `trajectories.csv`, a line a user and round."""
+    groups = []
+    for name, (method, settings) in GROUPS.items():
+        asked = config(method=method, data=data, rounds=rounds, settings=settings, checkpoint_every=rounds, **options)
+        run = start(asked, out / method)
+        groups.append(_follow(name, run, _followed(run, users), begin(name) if begin else None))
+    with (out / "skew.jsonl").open("w") as file:
+        for group in groups:
+            for number, (found, valid) in enumerate(zip(group.balances, group.valid, strict=True), 1):
+                terms = dataclasses.asdict(found) if found else {}
+                file.write(json.dumps({"group": group.name, "round": number, "valid HR@10": valid, **terms}) + "\n")
+    _write_trajectories(out / "trajectories.csv", groups, _followed(run, users), run)
+    return groups
+
+
+def apart(one: Group, other: Group) -> list[float]:
+    """By round, the mean over users of the distance between their vectors, against the length of the first."""
+    gap = np.linalg.norm(one.vectors - other.vectors, axis=2)
+    return [float(x) for x in (gap / np.maximum(np.linalg.norm(one.vectors, axis=2), 1e-12)).mean(1)]
+
+
+def _followed(run: Run, users: int) -> Tensor:
+    return sample(run.split.n_users, max(users, 2), run.config.seed, 0)[:users]
+
+
+def _follow(name: str, run: Run, users: Tensor, watch: Watch | None) -> Group:
+    balances: list[Balance | None] = []
+    vectors: list[NDArray[np.float32]] = []
+    valid: list[float] = []
+    measured = sample(run.split.n_users, CLIENTS, run.config.seed, 0)
+    label = run.fleet.federation.people(measured).history()[:, 0]  # (N, M)
+
+    def follow(progress: Progress, plan: Plan) -> None:
+        leaves = run.fleet.store.leaves
+        vectors.append(leaves["user"][users].numpy().copy())
+        found = progress.history[-1].valid
+        valid.append(found["HR@10"] if found else float("nan"))
+        if "own_items" in leaves:
+            terms = (leaves["user"][measured], leaves["own_items"][measured], progress.server["items"], label)
+            balances.append(balance(*terms, run.method.lr))
+        else:
+            balances.append(None)
+        if watch:
+            watch(progress, plan)
+
+    run.go_on(follow)
+    return Group(name, balances, np.stack(vectors), valid)
+
+
+def _write_trajectories(path: Path, groups: list[Group], users: Tensor, run: Run) -> None:
+    """All vectors of a user, from all groups, on one plane by t-SNE, as the paper's figures show them."""
+    rounds = len(groups[0].valid)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["user", "group", "round", "x", "y"])
+        for place, user in enumerate(users.tolist()):
+            together = np.concatenate([group.vectors[:, place] for group in groups])  # (groups · rounds, d)
+            perplexity = min(30.0, (len(together) - 1) / 3)
+            plane = TSNE(2, perplexity=perplexity, init="pca", random_state=run.config.seed).fit_transform(together)
+            for number, (x, y) in enumerate(plane.tolist()):
+                group = groups[number // rounds].name
+                user_id = str(run.split.data.user_ids[user])
+                writer.writerow([user_id, group, number % rounds + 1, f"{x:.4f}", f"{y:.4f}"])
+
+
+def every(rounds: int) -> list[int]:
+    """The rounds a person reads: the first, a few between, the last."""
+    return sorted({1, *(torch.linspace(1, rounds, 11).round().long().tolist())})

@@ -1,0 +1,50 @@
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from tacit.runs import report, skew
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    out = tmp_path_factory.mktemp("skew")
+    return skew.study(out, "demo", users=2, rounds=4, threads=1, protocol="paper"), out
+
+
+def test_every_round_of_every_group_is_written(found):
+    groups, out = found
+    lines = [json.loads(line) for line in (out / "skew.jsonl").read_text().splitlines()]
+    assert [(line["group"], line["round"]) for line in lines] == [(g.name, n) for g in groups for n in range(1, 5)]
+    averaged = [line for line in lines if line["group"] != "alone"]
+    assert all(line["skew"] > 0 and line["calibration"] > 0 and -1 <= line["cosine"] <= 1 for line in averaged)
+    assert not any("skew" in line for line in lines if line["group"] == "alone")
+
+
+def test_trajectories_have_a_point_for_every_user_group_and_round(found):
+    groups, out = found
+    with (out / "trajectories.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * len(groups) * 4
+    assert len({(r["user"], r["group"], r["round"]) for r in rows}) == len(rows)
+    assert all(np.isfinite([float(r["x"]), float(r["y"])]).all() for r in rows)
+
+
+def test_averaging_takes_vectors_away_from_where_they_go_alone(found):
+    groups, _ = found
+    averaged, alone, _ = groups
+    gaps = skew.apart(alone, averaged)
+    assert gaps[0] == pytest.approx(0, abs=1e-5)  # in the first round everyone starts from the same table
+    assert gaps[-1] > 0.01
+    one = skew.Group("x", [None], np.array([[[3.0, 4.0]]]), [0.0])
+    other = skew.Group("y", [None], np.array([[[3.0, 3.0]]]), [0.0])
+    assert skew.apart(one, other) == [pytest.approx(0.2)]
+
+
+def test_the_table_has_the_rounds_a_person_reads(found):
+    groups, _ = found
+    assert skew.every(100) == [1, 11, 21, 31, 41, 50, 60, 70, 80, 90, 100]
+    table = report.skew(groups)
+    assert table.row_count == 4
+    assert len(table.columns) == 1 + 2 * 6 + 1
