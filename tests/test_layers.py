@@ -22,6 +22,7 @@ BELOW["runs"] = set(BELOW)
 BELOW["deploy"] = BELOW["studio"] = BELOW["runs"] | {"runs"}
 BELOW["cli"] = set(BELOW) | {"runs", "deploy", "studio"}
 BELOW["__init__"] = {"errors", "runs"}  # what `import tacit` offers
+BELOW["__main__"] = {"cli"}
 
 
 def room_of(file, root):
