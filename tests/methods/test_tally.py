@@ -261,11 +261,14 @@ def test_counting_sends_a_cell_an_item_and_ranks_nothing_yet(divided):
 
 
 def test_too_many_items_name_the_way_out(divided, monkeypatch):
-    monkeypatch.setattr(tally, "ALL_ITEMS", divided.n_items - 1)
+    monkeypatch.setattr(tally, "WIDEST", divided.n_items)
     federation = Federation.of_users(divided)
-    with pytest.raises(UserError, match="--set inputs="):
-        Tally().init_server(federation)
-    Tally(inputs=5).init_server(federation)
+    for narrow in (Tally(windows=(20,), decays=(0.9,)), Tally(blend=(1.0,))):
+        narrow.init_server(federation)
+    for wide in (Tally(), Tally(inputs=divided.n_items // 2 + 1)):
+        with pytest.raises(UserError, match=r"in 2 time scales are more .* --set inputs="):
+            wide.init_server(federation)
+    Tally(inputs=divided.n_items // 2).init_server(federation)
     for wrong in ({"clip": 1.0}, {"weights": "gfcf"}):
         with pytest.raises(UserError, match="does not go with"):
             Tally(inputs=5, **wrong).init_server(federation)

@@ -35,7 +35,7 @@ from tacit.methods.ridge import ease_weights, factor_of, inverse_of, solved
 from tacit.privacy.gaussian import gaussian_epsilon
 
 Ints = NDArray[np.int64]
-ALL_ITEMS = 20_000  # whose square fits into memory a few times
+WIDEST = 20_000  # rows of A: its square, 1.6 GB, is needed a few times
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Tally(Method):
     (1 − w) · standardised(h_now B) + w · standardised(x E). With several time scales (W, γ) the histories stand side by
     side. One upload serves every (λ, w): each round tries the next pair, and validation chooses.
 
-    Beyond ALL_ITEMS items the matrices outgrow memory. With `inputs`, histories consist of the so many most popular
-    items alone (all items are still ranked): the clients count items in a round of their own, and the sums are the
-    rows, and for A the columns too, of these items.
+    Beyond WIDEST items, counted once for each time scale, the matrices outgrow memory. With `inputs`, histories consist
+    of the so many most popular items alone (all items are still ranked): the clients count items in a round of their
+    own, and the sums are the rows, and for A the columns too, of these items.
     """
 
     windows: tuple[int, ...] = (1, 20)  # W of each time scale
@@ -102,10 +102,12 @@ class Tally(Method):
 
     def init_server(self, federation: Federation) -> State:
         """No sums yet."""
-        if not self.inputs and federation.n_items > ALL_ITEMS:
+        scales = len(self.windows) if min(self.blend) < 1 else 1
+        rows = min(self.inputs or federation.n_items, federation.n_items)
+        if scales * rows > WIDEST:
             raise UserError(
-                f"tally solves for at most {ALL_ITEMS:,} items at once, and there are {federation.n_items:,}; let "
-                "histories consist of the most popular ones, as in --set inputs=5000"
+                f"{rows:,} items in {scales} time scales are more than tally holds in memory, which is {WIDEST:,} in "
+                f"all; let histories consist of the most popular items, as in --set inputs={WIDEST // scales // 2}"
             )
         if self.inputs and (self.clip or self.weights == "gfcf"):
             raise UserError(f"inputs={self.inputs} does not go with clip or weights=gfcf; leave it out")
