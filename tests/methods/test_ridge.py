@@ -5,10 +5,18 @@ from tacit.methods import ridge
 from tacit.methods.ridge import ease_weights, factor_of, inverse_of, solved
 
 
-@pytest.fixture(params=[3, 10, 64])  # blocks that divide the size, that do not, and one block for all
-def sums(request, monkeypatch):
+@pytest.fixture(params=[4, 10, 64])  # blocks that do not divide the size, that do, and one block for all
+def block(request, monkeypatch):
     monkeypatch.setattr(ridge, "BLOCK", request.param)
+
+
+@pytest.fixture(params=["full", "diagonal corner", "two parts"])
+def sums(block, request):
     x = torch.rand(50, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    if request.param == "diagonal corner":  # as histories of one item make
+        x[:, :15] = torch.eye(15, dtype=torch.float64).repeat(4, 1)[:50]
+    if request.param == "two parts":
+        x[:25, :12], x[25:, 12:] = 0, 0
     return x.T @ x
 
 

@@ -1,6 +1,7 @@
 """Ridge regression from sums, in blocks: nothing but matrix products of a few rows beside the factor itself.
 
-LAPACK's own routines copy their arguments and, on two busy cores, wait for each other at every column.
+LAPACK's own routines copy their arguments and, on two busy cores, wait for each other at every column. Blocks that are
+zero are left out: histories of a single item make a diagonal corner of S, and of its factor.
 """
 
 import torch
@@ -24,7 +25,8 @@ def _factorised(whole: Tensor) -> bool:
     """Turn a symmetric matrix, given by its lower half, into its factor in place; False: not positive definite."""
     for here in _blocks(len(whole)):
         left, below = whole[here, : here.start], whole[here.start :, here]
-        below.addmm_(whole[here.start :, : here.start], left.T, alpha=-1)
+        if left.any():
+            below.addmm_(whole[here.start :, : here.start], left.T, alpha=-1)
         corner, failed = torch.linalg.cholesky_ex(whole[here, here])
         if int(failed):
             return False
@@ -40,10 +42,14 @@ def solved(factor: Tensor, right: Tensor) -> Tensor:
     out = right.clone()
     blocks = _blocks(len(factor))
     for here in blocks:
-        out[here].addmm_(factor[here, : here.start], out[: here.start], alpha=-1)
+        if factor[here, : here.start].any():
+            out[here].addmm_(factor[here, : here.start], out[: here.start], alpha=-1)
         out[here] = torch.linalg.solve_triangular(factor[here, here], out[here], upper=False)
     for here in reversed(blocks):
-        out[here].addmm_(factor[here.stop :, here].T, out[here.stop :], alpha=-1)
+        filled = factor[here.stop :, here].any(1).nonzero()
+        if len(filled):
+            below = slice(here.stop + int(filled[0]), None)
+            out[here].addmm_(factor[below, here].T, out[below], alpha=-1)
         out[here] = torch.linalg.solve_triangular(factor[here, here].T, out[here], upper=True)
     return out
 
