@@ -45,6 +45,11 @@ CASES = {
     "gfcf": Case(quick={"rank": (2, 4, 8, 16)}, planted={}),
     "lightgcn": Case(quick={"dim": 8}, planted={}, rounds=20),
     "localmf": Case(quick={"dim": 8, "aggregate_from": 1}),
+    "fedrap": Case(
+        quick={"dim": 8, "lr": 0.5, "table_lr": 50.0, "init": 0.3, "epochs": 2, "independence": 0.01},
+        planted={"lr": 1.0, "table_lr": 1000.0, "personal_lr": 1.0, "init": 0.3, "epochs": 1, "independence": 0.01},
+        rounds=15,
+    ),
     "mf": Case(quick={"dim": 8}, planted={"lr": 0.02}, rounds=15),
     "ncf": Case(quick={"dim": 8, "layers": (8, 4)}, planted={"lr": 0.02}, rounds=30),
     "oracle": Case(),
