@@ -1,0 +1,241 @@
+"""CGFedRec: clients share which items belong together, not where they lie."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tacit import rng
+from tacit.core.aggregate import weighted_mean
+from tacit.core.cluster import kmeans
+from tacit.core.method import Moment, Phase
+from tacit.core.payload import Each, Field, Payload, Rows, Shared, State
+from tacit.core.scorers import affine_step
+from tacit.data.cohort import Batch, Cohort, Federation
+from tacit.methods.pfedrec import PFedRec
+
+TILE = 512  # rows of a tile of the similarity matrix: it stays in the cache
+
+
+@dataclass(frozen=True)
+class CGFedRec(PFedRec):
+    """PFedRec's score on a table that stays with the client; the server clusters the mean and sends labels alone.
+
+    Symbols: E_p -> items, Θ_p -> head and bias, c -> labels, k -> clusters, λ -> strength, τ -> temperature. With
+    `anchors` = a, the denominators of Eq. 10 are computed for a of the m items, drawn every round, and the rest is
+    estimated from them without bias; 0 computes all. Variants of Table 3 send the mean table as well: `e` alone, `ec`
+    with its labels, `erc` with random ones. Departures from the paper: docs/decisions/0011-cgfedrec.md.
+    """
+
+    lr: float = 0.1  # η, of the head
+    table_lr: float = 1000.0  # η'
+    epochs: int = 2
+    init: float = 0.1
+    clusters: int = 20  # k
+    strength: float = 0.1  # λ
+    temperature: float = 0.1  # τ
+    base_temperature: float = 0.5  # τ_base
+    anchors: int = 0
+    variant: Literal["c", "e", "ec", "erc"] = "c"
+
+    name: ClassVar[str] = "cgfedrec"
+    paper: ClassVar[str] = "CGFedRec, cluster-guided federated recommendation"
+    shared: ClassVar[tuple[str, ...]] = ()
+    kept: ClassVar[tuple[str, ...]] = ("items",)
+    every_row: ClassVar[bool] = True  # the alignment moves every row
+
+    def init_server(self, federation: Federation) -> State:
+        """The mean table, its clusters' centres, and a label for every item: none yet."""
+        return super().init_server(federation) | {
+            "labels": torch.zeros(federation.n_items, dtype=torch.uint8 if self.clusters <= 256 else torch.int32),
+            "centres": torch.zeros(0, self.dim),
+        }
+
+    def init_clients(self, federation: Federation, ids: Tensor) -> State:
+        """Everyone starts from the same table."""
+        table = self.noise(federation, "items", federation.n_items, self.dim)
+        return {"items": table.expand(len(ids), *table.shape)}
+
+    def downlink(self, server: State, ids: Tensor) -> Payload:
+        """A byte an item (Eq. 6); the variants of Table 3 send the mean table, too."""
+        fields: dict[str, Field] = {} if self.variant == "e" else {"labels": Shared(server["labels"])}
+        return Payload(ids, fields | ({} if self.variant == "c" else {"items": Shared(server["items"])}))
+
+    def receive(self, clients: State, down: Payload, data: Cohort) -> State:
+        """Its own table, or the server's where that is sent; labels and anchors beside it."""
+        p, count = dict(clients), len(data.ids)
+        if "items" in down:
+            p["items"] = down["items"].expand(count, -1, -1)
+        if "labels" in down:
+            p["labels"] = down["labels"].long()
+        if self.anchors and data.round:
+            words = rng.bits(data.federation.seed, "anchors", data.round, data.ids, data.federation.n_items)
+            p["anchors"] = torch.from_numpy(np.argsort(words, 1, kind="stable")[:, : self.anchors])  # (C, a)
+        return p
+
+    def phases(self, round: int) -> list[Phase]:
+        """Head, then table, on every batch (Eq. 13); in the first round there are no labels yet."""
+        if round > 1 and self.variant != "e" and self.strength:
+            return super().phases(round)
+        head = dict.fromkeys(self.private, self.lr)
+        plain = Phase(
+            (head, {"items": self.table_lr}), self.plain_loss, self.epochs, self.batch, self.optimizer, by_hand=_affine
+        )
+        return [plain]
+
+    def plain_loss(self, p: State, batch: Batch) -> Tensor:
+        """Eq. 3, as a mean over the batch."""
+        return self.bce(p, p["items"], batch)
+
+    def loss(self, p: State, batch: Batch) -> Tensor:
+        """Eq. 12."""
+        return self.plain_loss(p, batch) + self.strength * _Alignment.of(p, self.temperature, self.base_temperature)
+
+    def by_hand(self, p: State, batch: Batch, names: Iterable[str], scratch: State) -> tuple[Tensor, State] | None:
+        """`loss` and its gradients; a step of the head does not need the alignment unless someone reads the loss."""
+        found = _affine(p, batch, names, scratch)
+        if found is None or not ("items" in found[1] or batch.report):
+            return found
+        loss, grads = found
+        value, slope = alignment(p["items"], p["labels"], self.temperature, self.base_temperature, p.get("anchors"))
+        if "items" in grads:
+            grads["items"].add_(slope, alpha=self.strength)
+        return loss + self.strength * value, grads
+
+    def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
+        """The whole table, as Algorithm 1 has it; every client counts alike (Eq. 4)."""
+        weight = data.size.float() if self.weighting == "size" else torch.ones(len(data.ids))
+        return Payload(data.ids, {"items": Each(p["items"]), "weight": Each(weight, private=False)})
+
+    def keep(self, p: State, down: Payload, data: Cohort) -> dict[str, Tensor | Rows]:
+        """Head, bias and table."""
+        return {n: p[n] for n in (*self.private, *self.kept)}
+
+    def aggregate(self, server: State, uplinks: Iterable[Payload], now: Moment) -> State:
+        """The mean table (Eq. 4) and its clusters (Eq. 5), warm from the last round's centres."""
+        new = server | weighted_mean(uplinks, "items")
+        if self.variant == "e":
+            return new
+        seed = int(rng.generator(now.seed, "clusters", now.round).integers(2**31))
+        labels, new["centres"] = kmeans(
+            new["items"], self.clusters, seed, server["centres"] if len(server["centres"]) else None
+        )
+        if self.variant == "erc":
+            drawn = rng.generator(now.seed, "labels", now.round).integers(self.clusters, size=len(labels))
+            labels = torch.from_numpy(drawn)
+        new["labels"] = labels.to(server["labels"].dtype)
+        return new
+
+    def serve(self, clients: State, down: Payload, data: Cohort, phase: str) -> State:
+        """Its own head and table."""
+        return clients
+
+    def footprint(self, size: int, n_items: int) -> int:
+        """The whole table."""
+        return n_items
+
+
+def alignment(
+    table: Tensor, labels: Tensor, temperature: float, base: float, anchors: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """L_cg of Eq. 11 for every client (C,) and its gradient (C, m, d).
+
+    With z_i = e_i / ‖e_i‖ and S_c = Σ_{j in c} z_j the numerators of Eq. 10 need only the clusters' sums:
+    Σ_j M_ij z_i·z_j / n_i = z_i·(S_c − z_i) / n_i. The denominators are the whole cost; `anchors` (C, a) restricts
+    them to a of the m rows, weighted by m / a.
+    """
+    # exp((z·z' − 1) / τ) leaves the range of float32 below e^−87
+    exact = table.double() if temperature < 0.025 else table
+    norm = exact.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+    z = exact / norm  # (C, m, d), Eq. 7
+    size = torch.bincount(labels)
+    others = (size - 1)[labels]  # (m,) n_i, positives of an item
+    counts = (others > 0).to(z.dtype)  # an item alone in its cluster has no term
+    each = counts / others.clamp(min=1)
+    values, slopes = [], torch.empty_like(z)
+    for c, own in enumerate(z):
+        sums = torch.zeros(len(size), z.shape[2], dtype=z.dtype).index_add_(0, labels, own)[labels]  # S_c(i), (m, d)
+        near = sums - own
+        value = -(each * (own * near).sum(1)).sum() / temperature
+        # z_j is in the numerator of its own row and of its cluster's other rows, all with the same n
+        slope = -2 * each[:, None] * near / temperature
+        if anchors is None:
+            log, pull = _denominators(own, counts, temperature)
+        else:
+            log, pull = _some_denominators(own, counts, temperature, anchors[c])
+        values.append(value + log)
+        slopes[c] = slope + pull
+    scale = temperature / (base * table.shape[1])
+    slopes = (slopes - (slopes * z).sum(-1, keepdim=True) * z) / norm * scale  # through the normalisation
+    return (torch.stack(values) * scale).to(table.dtype), slopes.to(table.dtype)
+
+
+def _denominators(z: Tensor, counts: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Σ_i ln Σ_{l≠i} exp(z_i·z_l / τ) and its gradient for z, over the items that count.
+
+    The matrix X = exp((z zᵀ − 1) / τ) is symmetric, so half of its tiles are computed; with D its row sums, the
+    gradient is (D⁻¹ X z + X D⁻¹ z) / τ, one product of X with both.
+    """
+    m, d = z.shape
+    scaled = z / temperature**0.5
+    tiles: list[tuple[slice, slice, Tensor]] = []
+    total = torch.zeros(m, dtype=z.dtype)
+    for i in range(0, m, TILE):
+        for j in range(i, m, TILE):
+            a, b = slice(i, min(i + TILE, m)), slice(j, min(j + TILE, m))
+            tile = torch.mm(scaled[a], scaled[b].T).sub_(1 / temperature).exp_()
+            if i == j:
+                tile.fill_diagonal_(0)
+            else:
+                total[b] += tile.sum(0)
+            total[a] += tile.sum(1)
+            tiles.append((a, b, tile))
+    share = counts / total.clamp(min=torch.finfo(z.dtype).tiny)
+    both = torch.cat([z, share[:, None] * z], 1)  # (m, 2d)
+    out = torch.zeros_like(both)
+    for a, b, tile in tiles:
+        out[a].addmm_(tile, both[b])
+        if a != b:
+            out[b].addmm_(tile.T, both[a])
+    log = (counts * (total.clamp(min=torch.finfo(z.dtype).tiny).log() + 1 / temperature)).sum()
+    return log, (share[:, None] * out[:, :d] + out[:, d:]) / temperature
+
+
+def _some_denominators(z: Tensor, counts: Tensor, temperature: float, anchors: Tensor) -> tuple[Tensor, Tensor]:
+    """The same estimated from the rows of the anchors (a,)."""
+    chosen, weight = z[anchors], counts[anchors] * (len(z) / len(anchors))
+    tile = torch.mm(chosen, z.T).sub_(1).div_(temperature).exp_()  # (a, m)
+    tile[torch.arange(len(anchors)), anchors] = 0
+    total = tile.sum(1).clamp(min=torch.finfo(z.dtype).tiny)
+    share = (weight / total)[:, None]
+    slope = torch.mm(tile.T, share * chosen).index_add_(0, anchors, share * torch.mm(tile, z))
+    return (weight * (total.log() + 1 / temperature)).sum(), slope / temperature
+
+
+class _Alignment(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, table: Tensor, labels: Tensor, temperature: float, base: float, some: Tensor | None
+    ) -> Tensor:
+        value, slope = alignment(table, labels, temperature, base, some)
+        ctx.save_for_backward(slope)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (slope,) = ctx.saved_tensors
+        return slope * grads[0].view(-1, 1, 1), None, None, None, None
+
+    @staticmethod
+    def of(p: State, temperature: float, base: float) -> Tensor:
+        inputs = (p["items"], p["labels"], temperature, base, p.get("anchors"))
+        return cast(Tensor, _Alignment.apply(*inputs))  # type: ignore[no-untyped-call]
+
+
+def _affine(p: State, batch: Batch, names: Iterable[str], scratch: State) -> tuple[Tensor, State] | None:
+    if batch.count is None:
+        return None
+    return affine_step(p["head"], p["bias"], p["items"], batch, names, scratch)
