@@ -1,7 +1,7 @@
 """Ridge regression from sums, in blocks: nothing but matrix products of a few rows beside the factor itself.
 
-LAPACK's own routines copy their arguments and, on two busy cores, wait for each other at every column. Blocks that are
-zero are left out: histories of a single item make a diagonal corner of S, and of its factor.
+LAPACK's own routines copy their arguments and, on two busy cores, wait for each other at every column. `corner` is how
+many of the first rows of S are diagonal among themselves, as histories of a single item make them; so is the factor.
 """
 
 import torch
@@ -10,47 +10,49 @@ from torch import Tensor
 BLOCK = 512  # rows at a time
 
 
-def factor_of(lower: Tensor, ridge: float) -> Tensor:
+def factor_of(lower: Tensor, ridge: float, corner: int = 0) -> Tensor:
     """Cholesky factor of S + λI, S symmetric by its lower half; λ grows until noise leaves it positive definite."""
     factor = torch.empty_like(lower)
     for growth in range(12):
         factor.copy_(lower)
         factor.diagonal().add_(ridge * 4.0**growth)
-        if _factorised(factor):
+        if _factorised(factor, corner):
             return factor
     raise ValueError("the sums are not those of any data: no ridge makes them positive definite")
 
 
-def _factorised(whole: Tensor) -> bool:
+def _factorised(whole: Tensor, corner: int) -> bool:
     """Turn a symmetric matrix, given by its lower half, into its factor in place; False: not positive definite."""
-    for here in _blocks(len(whole)):
+    root = whole.diagonal()[:corner].sqrt_()
+    whole[corner:, :corner] /= root
+    for here in _blocks(corner, len(whole)):
         left, below = whole[here, : here.start], whole[here.start :, here]
-        if left.any():
-            below.addmm_(whole[here.start :, : here.start], left.T, alpha=-1)
-        corner, failed = torch.linalg.cholesky_ex(whole[here, here])
+        below.addmm_(whole[here.start :, : here.start], left.T, alpha=-1)
+        block, failed = torch.linalg.cholesky_ex(whole[here, here])
         if int(failed):
             return False
-        whole[here, here] = corner
-        whole[here.stop :, here] = torch.linalg.solve_triangular(
-            corner.T, whole[here.stop :, here], upper=True, left=False
-        )
+        whole[here, here] = block
+        rest = whole[here.stop :, here]
+        rest.copy_(torch.linalg.solve_triangular(block.T, rest, upper=True, left=False))
     return True
 
 
-def solved(factor: Tensor, right: Tensor) -> Tensor:
+def solved(factor: Tensor, right: Tensor, corner: int = 0) -> Tensor:
     """(L Lᵀ)⁻¹ R by substitution, down and up again."""
     out = right.clone()
-    blocks = _blocks(len(factor))
+    first, rest, root = out[:corner], out[corner:], factor.diagonal()[:corner, None]
+    blocks = _blocks(corner, len(factor))
+    first /= root
+    used = first.any(1).nonzero()[:, 0]  # few where R is sparse
+    rest.addmm_(factor[corner:, used], first[used], alpha=-1)
     for here in blocks:
-        if factor[here, : here.start].any():
-            out[here].addmm_(factor[here, : here.start], out[: here.start], alpha=-1)
+        out[here].addmm_(factor[here, corner : here.start], out[corner : here.start], alpha=-1)
         out[here] = torch.linalg.solve_triangular(factor[here, here], out[here], upper=False)
     for here in reversed(blocks):
-        filled = factor[here.stop :, here].any(1).nonzero()
-        if len(filled):
-            below = slice(here.stop + int(filled[0]), None)
-            out[here].addmm_(factor[below, here].T, out[below], alpha=-1)
+        out[here].addmm_(factor[here.stop :, here].T, out[here.stop :], alpha=-1)
         out[here] = torch.linalg.solve_triangular(factor[here, here].T, out[here], upper=True)
+    first.addmm_(factor[corner:, :corner].T, rest, alpha=-1)
+    first /= root
     return out
 
 
@@ -58,12 +60,12 @@ def inverse_of(factor: Tensor) -> Tensor:
     """(L Lᵀ)⁻¹ = L⁻ᵀ L⁻¹; the blocks that are zero are left out."""
     size = len(factor)
     root = torch.zeros_like(factor)  # L⁻¹, lower
-    for here in _blocks(size):
+    for here in _blocks(0, size):
         corner = torch.linalg.solve_triangular(factor[here, here], torch.eye(here.stop - here.start), upper=False)
         root[here, here] = corner
         root[here, : here.start] = -corner @ (factor[here, : here.start] @ root[: here.start, : here.start])
     out = torch.zeros_like(factor)
-    for here in _blocks(size):
+    for here in _blocks(0, size):
         rows = root[here, : here.stop]
         out[: here.stop, : here.stop].addmm_(rows.T, rows)
     return out
@@ -74,5 +76,5 @@ def ease_weights(inverse: Tensor, out: Tensor | None = None) -> Tensor:
     return torch.div(inverse, -inverse.diagonal(), out=out).fill_diagonal_(0.0)
 
 
-def _blocks(size: int) -> list[slice]:
-    return [slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK)]
+def _blocks(start: int, stop: int) -> list[slice]:
+    return [slice(at, min(at + BLOCK, stop)) for at in range(start, stop, BLOCK)]

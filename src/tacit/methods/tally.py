@@ -230,8 +230,14 @@ class Tally(Method):
     def _solve(self, server: State, ridge: float) -> State:
         """B = (A + λI)⁻¹ C through the Cholesky factor L, which later revisions need too."""
         scale = ridge * scale_of(server["A"])
-        factor = factor_of(server["A"], scale)
-        return {"B": solved(factor, server["C"]), "lambda": torch.tensor([scale])} | _factored(factor)
+        corner = self._corner(server)
+        factor = factor_of(server["A"], scale, corner)
+        return {"B": solved(factor, server["C"], corner), "lambda": torch.tensor([scale])} | _factored(factor)
+
+    def _corner(self, server: State) -> int:
+        """How many of A's first rows are diagonal among themselves: a window of one item holds no pairs."""
+        alone = self.windows[0] == 1 and not self.dp_noise
+        return len(server["A"]) // len(self.windows) if alone else 0
 
     def _gfcf(self, gram: Tensor) -> State:
         """GF-CF's filter from Σ_u x xᵀ / n_u: the linear one, and the ideal one of its first eigenvectors."""
@@ -327,7 +333,7 @@ class Tally(Method):
             for sequence, sign in ((old, -1.0), (new, 1.0)):
                 self._shift(server, sequence, max(same, 1), sign)
             if len(server["sign"]) > len(server["L"]) // 2:  # carrying so many costs more than a new factor
-                server |= _factored(factor_of(server["A"], float(server["lambda"])))
+                server |= _factored(factor_of(server["A"], float(server["lambda"]), self._corner(server)))
         if "PG" in server:
             _shift_ease(server, old, new)
         elif "G" in server:
@@ -349,7 +355,7 @@ class Tally(Method):
         if self.inputs:
             told = told.at(None, self._places(server["inputs"].numpy(), n_items))
         H = _matrix(told.owner, told.column, told.value, len(followed), wide)
-        U = solved(server["L"], H.to_dense().T)  # (K·M, n)
+        U = solved(server["L"], H.to_dense().T, self._corner(server))  # (K·M, n)
         U.addmm_(server["W"], ((H @ server["W"]) * server["sign"]).T, alpha=-1)
         inner = (H @ U).double().mul_(sign)
         inner.diagonal().add_(1.0)
