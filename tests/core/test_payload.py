@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tacit.core.payload import BadPayload, Each, Payload, Rows, Shared, Sparse, decode
+from tacit.core.payload import BadPayload, Each, Payload, Rows, Shared, Sparse, decode, stacked
 
 
 def touched(clients=2):
@@ -192,3 +192,31 @@ def test_fields_that_do_not_fit_the_clients_are_refused(change):
 
 def test_the_untouched_header_is_accepted():
     assert decode(rewritten(lambda header: None))["x"].shape == (2, 3)
+
+
+def test_some_of_the_clients_have_their_own_values():
+    whole = everything()
+    for places in ([1], [0], [1, 0], []):
+        part = whole.only(torch.tensor(places, dtype=torch.long))
+        assert part.ids.tolist() == whole.ids[places].tolist()
+        for name, field in part.fields.items():
+            if isinstance(field, Shared):
+                assert torch.equal(field.value, whole[name])
+            elif isinstance(field, Sparse):
+                for place, old in enumerate(places):
+                    mine, theirs = field.client == place, whole.fields[name].client == old
+                    assert torch.equal(field.index[mine], whole.fields[name].index[theirs])
+                    assert torch.equal(field.value[mine], whole.fields[name].value[theirs])
+            else:
+                assert torch.equal(field.dense(), whole[name][places])
+    own = Payload(torch.arange(2), {"t": Rows(touched().value, touched().rows, touched().real, torch.rand(2, 4, 3))})
+    assert torch.equal(own.only(torch.tensor([1]))["t"], own["t"][[1]])
+
+
+def test_stacked_parts_are_the_whole():
+    whole = everything()
+    back = stacked([whole.only(torch.tensor([0])), whole.only(torch.tensor([1]))])
+    assert back.ids.tolist() == whole.ids.tolist()
+    for name, field in whole.fields.items():
+        assert torch.equal(back[name], whole[name])
+        assert isinstance(field, Shared) or back.fields[name].private == field.private

@@ -102,3 +102,19 @@ def test_mapped_leaves_live_in_files(tmp_path):
     on_disk = np.fromfile(tmp_path / "own.bin", dtype=np.float32).reshape(10, 60, 2)
     assert on_disk[7, 5, 1] == 42.0
     assert sorted(file.name for file in tmp_path.iterdir()) == ["bias.bin", "own.bin", "user.bin"]
+
+
+def test_a_node_holds_its_own_clients_alone():
+    made, method = federation(), Tables(dim=3)
+    whole = ClientStore(method, made)
+    own = ClientStore(method, made, clients=range(3, 6), users=range(4, 10))
+    assert {name: len(leaf) for name, leaf in own.leaves.items()} == {"own": 3, "bias": 3, "user": 6}
+    for data in (made.cohort(torch.tensor([5, 3]), 1, 2), made.people(torch.tensor([3, 4, 5]))):
+        for name, value in own.read(data).items():
+            there = data.users >= 0 if name == "user" else slice(None)
+            assert torch.equal(value[there], whole.read(data)[name][there])
+        kept = {name: value + 1 for name, value in own.read(data).items()}
+        own.write(data, kept)
+        whole.write(data, kept)
+    assert torch.equal(own.leaves["user"], whole.leaves["user"][4:10])
+    assert torch.equal(own.leaves["own"], whole.leaves["own"][3:6])

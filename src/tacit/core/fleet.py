@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -54,12 +54,12 @@ class Fleet(Protocol):
     def train(self, server: State, ids: Tensor, round: int, traffic: Traffic) -> Iterator[Payload]:
         """Train these clients for a round and yield their uploads, chunk by chunk."""
 
-    def scores(self, server: State, phase: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (users (n,), logits (n, M)) for every user."""
+
+Sent: TypeAlias = Callable[[Tensor], Payload]  # what the server sent to these clients
 
 
 class SimulatedFleet:
-    """All clients of a federation in this process."""
+    """All clients of a federation in this process, or those whose private state is in `store`."""
 
     def __init__(
         self,
@@ -68,23 +68,28 @@ class SimulatedFleet:
         chunk: int = CHUNK,
         threads: int | None = None,
         folder: Path | None = None,
+        store: ClientStore | None = None,
     ) -> None:
         self.method = method
         self.federation = federation
         self.chunk = chunk
         self.threads = threads or os.cpu_count() or 1
-        self.store = ClientStore(method, federation, folder)
+        self.store = ClientStore(method, federation, folder) if store is None else store
         keep_freed_memory()
 
     def train(self, server: State, ids: Tensor, round: int, traffic: Traffic) -> Iterator[Payload]:
         """Train these clients for a round and yield their uploads in the order of the chunks."""
+        return self.train_on(lambda chunk: self.method.downlink(server, chunk), ids, round, traffic)
+
+    def train_on(self, sent: Sent, ids: Tensor, round: int, traffic: Traffic) -> Iterator[Payload]:
+        """The same where only what was sent to the clients is known, as on a node."""
 
         def work(chunk: Tensor) -> tuple[Payload, Payload, Tensor]:
             if self.method.draws:
                 data = self.federation.cohort(chunk, round, self.method.negatives, self.method.every_row)
             else:
                 data = self.federation.people(chunk)
-            down = self.method.downlink(server, chunk)
+            down = sent(chunk)
             kept, up, loss = local_round(self.method, self.store.read(data, training=True), down, data)
             self.store.write(data, kept)
             return down, up, loss
@@ -99,26 +104,35 @@ class SimulatedFleet:
 
     def scores(self, server: State, phase: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (users (n,), logits (n, M)) for every user, as its client would compute them."""
+        return self.scores_on(lambda ids: self.method.downlink(server, ids), phase)
+
+    def scores_on(self, sent: Sent, phase: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same where only what was sent to the clients is known, as on a node."""
         members = self.federation.members.lengths
         # a client of one user holds a table of its own, as wide as its scores are long for many users
         most = max(1, SCORES // (self.federation.n_items * max(int(members.max(initial=1)), self.method.dim)))
         block = max(1, SCORES // self.federation.n_items)
+        own = self.store.clients
 
         def work(ids: Tensor) -> list[tuple[Tensor, Tensor]]:
-            down = self.method.downlink(server, ids)
+            down = sent(ids)
             whole = self.federation.people(ids)
             slots = torch.arange(whole.users.shape[1]).expand(len(ids), -1)
             return list(self._score(down, whole, torch.split(slots, block, 1), phase))
 
-        for blocks in self._each(work, torch.split(torch.arange(self.federation.n_clients), most)):
+        for blocks in self._each(work, torch.split(torch.arange(own.start, own.stop), most)):
             yield from blocks
 
     def scores_of(self, server: State, user: int, phase: str) -> Tensor:
         """(M,) logits of one user."""
+        return self.scores_of_on(lambda ids: self.method.downlink(server, ids), user, phase)
+
+    def scores_of_on(self, sent: Sent, user: int, phase: str) -> Tensor:
+        """The same where only what was sent to the client is known, as on a node."""
         ids = torch.tensor([self.federation.client_of(user)])
         whole = self.federation.people(ids)
         slot = (whole.users == user).nonzero()[:, 1:]  # (1, 1)
-        ((_, logits),) = self._score(self.method.downlink(server, ids), whole, [slot], phase)
+        ((_, logits),) = self._score(sent(ids), whole, [slot], phase)
         return logits[0]
 
     @torch.no_grad()

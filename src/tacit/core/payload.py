@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -147,6 +147,10 @@ class Payload:
         """Content bytes that pass between the server and all these clients."""
         return sum(f.nbytes(len(self.ids)) for f in self.fields.values())
 
+    def only(self, places: Tensor) -> "Payload":
+        """The payload of some of its clients, by their places in `ids`."""
+        return Payload(self.ids[places], {n: _only(f, places, len(self.ids)) for n, f in self.fields.items()})
+
     def encode(self) -> bytes:
         """The safetensors layout: a JSON header and raw tensors; nothing in it can execute."""
         tensors: State = {"ids": self.ids}
@@ -162,6 +166,41 @@ class Payload:
             else:  # a copy: safetensors refuses one memory under two names
                 tensors[f"field.{name}"] = field.dense().clone(memory_format=torch.contiguous_format)
         return save_tensors(tensors, metadata={"kinds": json.dumps(kinds)})
+
+
+def stacked(parts: Sequence[Payload]) -> Payload:
+    """One payload for the clients of all parts, in their order; touched rows are written out as whole tables."""
+    start = torch.tensor([0, *(len(part.ids) for part in parts)]).cumsum(0)
+    fields: dict[str, Field] = {}
+    for name, first in parts[0].fields.items():
+        each = [part.fields[name] for part in parts]
+        if isinstance(first, Shared):
+            fields[name] = first
+        elif isinstance(first, Sparse):
+            cells = [f for f in each if isinstance(f, Sparse)]
+            fields[name] = Sparse(
+                torch.cat([f.client + s for f, s in zip(cells, start, strict=False)]),
+                torch.cat([f.index for f in cells]),
+                torch.cat([f.value for f in cells]),
+                first.shape,
+                first.private,
+            )
+        else:
+            fields[name] = Each(torch.cat([f.dense() for f in each]), first.private)
+    return Payload(torch.cat([part.ids for part in parts]), fields)
+
+
+def _only(field: Field, places: Tensor, clients: int) -> Field:
+    if isinstance(field, Shared):
+        return field
+    if isinstance(field, Sparse):
+        new = torch.full((clients,), -1).index_put((places,), torch.arange(len(places)))[field.client]  # (n,)
+        kept = new >= 0
+        return Sparse(new[kept], field.index[kept], field.value[kept], field.shape, field.private)
+    if isinstance(field, Rows):
+        base = field.base[places] if field.own_base else field.base
+        return Rows(field.value[places], field.rows[places], field.real[places], base, field.private)
+    return Each(field.value[places], field.private)
 
 
 def decode(blob: bytes) -> Payload:

@@ -1,4 +1,4 @@
-"""The private state of all simulated clients, in memory or in memory-mapped files."""
+"""The private state of clients, of all in a simulation or of those on a node, in memory or in memory-mapped files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,32 +17,39 @@ BLOCK = 256  # clients initialised at a time
 class ClientStore:
     """Leaves by client (n_clients, …) and, for per-user leaves, by user (n_users, …).
 
+    A node holds only its own `clients` and `users`, which are runs of neighbouring numbers.
     Tables are stored whole; a cohort reads and writes the rows it touches. With a folder the leaves live in
     files that the operating system pages in as needed: N·M·d values need not fit into memory.
     """
 
-    def __init__(self, method: Method, federation: Federation, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        method: Method,
+        federation: Federation,
+        folder: Path | None = None,
+        clients: range | None = None,
+        users: range | None = None,
+    ) -> None:
         self.method = method
         self.folder = folder
+        self.clients = range(federation.n_clients) if clients is None else clients
+        self.users = range(federation.n_users) if users is None else users
         self.leaves: State = {}
-        for owners, fill in (
-            (federation.n_clients, method.init_clients),
-            (federation.n_users, method.init_users),
-        ):
-            for ids in torch.split(torch.arange(owners), BLOCK):
+        for owners, fill in ((self.clients, method.init_clients), (self.users, method.init_users)):
+            for ids in torch.split(torch.arange(owners.start, owners.stop), BLOCK):
                 for name, value in fill(federation, ids).items():
                     if name not in self.leaves:
-                        self.leaves[name] = self._allocate(name, (owners, *value.shape[1:]), value.dtype)
-                    self.leaves[name][ids] = value
+                        self.leaves[name] = self._allocate(name, (len(owners), *value.shape[1:]), value.dtype)
+                    self.leaves[name][ids - owners.start] = value
         if method.scored_with == "own":
             one = method.downlink(method.init_server(federation), torch.arange(1))
             for name in method.shared:
                 field = one.fields[name]
                 value = field.dense()[0] if isinstance(field, Each) else field.dense()
                 self.leaves[f"own_{name}"] = self._allocate(
-                    f"own_{name}", (federation.n_clients, *value.shape), value.dtype
+                    f"own_{name}", (len(self.clients), *value.shape), value.dtype
                 )
-            self.leaves["trained"] = self._allocate("trained", (federation.n_clients,), torch.float32)
+            self.leaves["trained"] = self._allocate("trained", (len(self.clients),), torch.float32)
 
     def _allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if self.folder is None:
@@ -57,32 +64,34 @@ class ClientStore:
         In training nothing reads the leaves that are kept for ranking alone.
         """
         out: State = {}
+        ids = data.ids - self.clients.start
         for name, leaf in self.leaves.items():
             if training and name.startswith("own_"):
                 continue
             if name in self.method.per_user:
-                out[name] = leaf[data.users.clamp(min=0)]
+                out[name] = leaf[(data.users - self.users.start).clamp(min=0)]
             elif name in self.method.tables and not data.every_row:
-                out[name] = leaf[data.ids[:, None], data.rows]
+                out[name] = leaf[ids[:, None], data.rows]
             else:
-                out[name] = leaf[data.ids]
+                out[name] = leaf[ids]
         return out
 
     def write(self, data: Cohort, kept: Mapping[str, Tensor | Rows]) -> None:
         """Put back what a cohort keeps; padding is not written."""
+        ids = data.ids - self.clients.start
+        client = ids[:, None].expand_as(data.rows)
         for name, value in kept.items():
             leaf = self.leaves[name]
-            client = data.ids[:, None].expand_as(data.rows)
             if isinstance(value, Rows):  # a whole table: the base, and the touched rows over it
-                leaf[data.ids] = value.base
+                leaf[ids] = value.base
                 leaf[client[data.real], data.rows[data.real]] = value.value[data.real]
             elif name in self.method.per_user:
                 there = data.users >= 0
-                leaf[data.users[there]] = value[there]
+                leaf[data.users[there] - self.users.start] = value[there]
             elif name in self.method.tables and not data.every_row:
                 leaf[client[data.real], data.rows[data.real]] = value[data.real]
             else:
-                leaf[data.ids] = value
+                leaf[ids] = value
 
     def load(self, leaves: State) -> None:
         """Take over the leaves of a checkpoint."""
