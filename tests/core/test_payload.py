@@ -38,6 +38,13 @@ def everything(clients=2):
     )
 
 
+def test_tables_are_written_to_their_places_and_nowhere_else():
+    tables = torch.full((4, 4, 3), -1.0)
+    touched().write_to(tables, torch.tensor([3, 1]))
+    assert torch.equal(tables[[3, 1]], touched().dense())
+    assert (tables[[0, 2]] == -1).all()
+
+
 def test_touched_rows_written_out():
     dense = touched().dense()
     expected = torch.arange(12.0).view(4, 3).repeat(2, 1, 1)

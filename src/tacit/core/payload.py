@@ -78,10 +78,15 @@ class Rows:
 
     def dense(self) -> Tensor:
         """(C, M, …) the tables written out."""
-        out = (self.base if self.own_base else self.base.expand(len(self.value), *self.base.shape)).clone()
-        client = torch.arange(len(out))[:, None].expand_as(self.rows)
-        out[client[self.real], self.rows[self.real]] = self.value[self.real]
+        out = self.base.new_empty(len(self.value), *self.base.shape[self.own_base :])
+        self.write_to(out, torch.arange(len(out)))
         return out
+
+    def write_to(self, tables: Tensor, ids: Tensor) -> None:
+        """Write the tables of these clients (C,) to their places in (N, M, …), with nothing of that size beside it."""
+        tables[ids] = self.base
+        client = ids[:, None].expand_as(self.rows)
+        tables[client[self.real], self.rows[self.real]] = self.value[self.real]
 
 
 def rows_of(table: Tensor, rows: Tensor, own: bool) -> Tensor:

@@ -82,9 +82,8 @@ class ClientStore:
         client = ids[:, None].expand_as(data.rows)
         for name, value in kept.items():
             leaf = self.leaves[name]
-            if isinstance(value, Rows):  # a whole table: the base, and the touched rows over it
-                leaf[ids] = value.base
-                leaf[client[data.real], data.rows[data.real]] = value.value[data.real]
+            if isinstance(value, Rows):  # a whole table
+                value.write_to(leaf, ids)
             elif name in self.method.per_user:
                 there = data.users >= 0
                 leaf[data.users[there] - self.users.start] = value[there]

@@ -117,20 +117,22 @@ def portions(weight: Tensor) -> Tensor:
     return weight.double() / weight.double().sum()
 
 
-def gram(tables: Tensor, ids: Tensor, start: Tensor) -> Tensor:
-    """(n, n) inner products of what these clients added to the starting table, in double precision."""
-    out = torch.zeros(len(ids), len(ids), dtype=torch.float64)
-    for first in range(0, len(start), BLOCK):
+def gram(tables: Tensor, ids: Tensor, start: Tensor | None = None) -> Tensor:
+    """(n, n) inner products of these clients' tables, or of what they added to a starting one, in double precision."""
+    out = np.zeros((len(ids), len(ids)))
+    for first in range(0, tables.shape[1], BLOCK):
         items = slice(first, first + BLOCK)
-        change = (tables[:, items][ids] - start[items]).flatten(1)
-        out += change @ change.T
-    return out
+        mine = tables[:, items][ids]
+        flat = (mine if start is None else mine - start[items]).flatten(1).numpy()
+        out += flat @ flat.T  # NumPy knows a matrix times itself: half the work
+    return torch.from_numpy(out)
 
 
-def mix(tables: Tensor, ids: Tensor, graph: Tensor, own: float) -> None:
+def mix(tables: Tensor, ids: Tensor, graph: Tensor, own: float = 0.0) -> None:
     """Replace these clients' tables by own · θ_i + (1 − own) · Σ_j w_ij θ_j, in place."""
+    weights = (1 - own) * graph
+    weights.diagonal().add_(own)
     for first in range(0, tables.shape[1], BLOCK):
         items = slice(first, first + BLOCK)
         mine = tables[:, items][ids]  # (n, B, d)
-        mixed = (graph @ mine.flatten(1)).view_as(mine)
-        tables[ids, items] = own * mine + (1 - own) * mixed
+        tables[ids, items] = (weights @ mine.flatten(1)).view_as(mine)
