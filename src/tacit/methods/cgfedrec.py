@@ -92,7 +92,7 @@ class CGFedRec(PFedRec):
 
     def loss(self, p: State, batch: Batch) -> Tensor:
         """Eq. 12."""
-        return self.plain_loss(p, batch) + self.strength * _Alignment.of(p, self.temperature, self.base_temperature)
+        return self.plain_loss(p, batch) + self.strength * aligned(p, self.temperature, self.base_temperature)
 
     def by_hand(self, p: State, batch: Batch, names: Iterable[str], scratch: State) -> tuple[Tensor, State] | None:
         """`loss` and its gradients; a step of the head does not need the alignment unless someone reads the loss."""
@@ -229,10 +229,11 @@ class _Alignment(torch.autograd.Function):
         (slope,) = ctx.saved_tensors
         return slope * grads[0].view(-1, 1, 1), None, None, None, None
 
-    @staticmethod
-    def of(p: State, temperature: float, base: float) -> Tensor:
-        inputs = (p["items"], p["labels"], temperature, base, p.get("anchors"))
-        return cast(Tensor, _Alignment.apply(*inputs))  # type: ignore[no-untyped-call]
+
+def aligned(p: State, temperature: float, base: float) -> Tensor:
+    """The value of `alignment` for autograd, (C,)."""
+    inputs = (p["items"], p["labels"], temperature, base, p.get("anchors"))
+    return cast(Tensor, _Alignment.apply(*inputs))  # type: ignore[no-untyped-call]
 
 
 def _affine(p: State, batch: Batch, names: Iterable[str], scratch: State) -> tuple[Tensor, State] | None:
