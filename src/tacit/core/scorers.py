@@ -1,6 +1,7 @@
 """The few operations every method scores and learns with, with gradients written for stacked clients."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -98,6 +99,50 @@ def affine_step(
         else:
             grads[name] = slope @ table if name == "head" else _outer(slope, head, name, scratch)
     return loss, grads
+
+
+def perceptron_step(
+    p: State, depth: int, table: Tensor, batch: Batch, names: Iterable[str], scratch: State
+) -> tuple[Tensor, State]:
+    """The same for a perceptron over [user, row] with ReLU between its layers: w0, b0, …, w{depth}, b{depth} in `p`.
+
+    Only the rows of the batch pass through it. Shapes: B rows of the batch, at most; h a layer's width.
+    """
+    assert batch.count is not None
+    assert batch.positive is not None
+    user = p["user"]  # (C, 1, d)
+    C, L, d = table.shape
+    client, row = batch.count[:, 0].nonzero(as_tuple=True)  # client by client
+    number = torch.bincount(client, minlength=C)
+    B = max(int(number.max()), 1)
+    place = torch.arange(len(client)) - (number.cumsum(0) - number)[client] + client * B  # in (C, B), flat
+    row = row + client * L  # in (C, L), flat
+    rows = table.new_zeros(C, B, d)
+    rows.view(-1, d)[place] = table.reshape(-1, d)[row]
+    count, positive = table.new_zeros(2, C, 1, B)
+    count.view(-1)[place] = batch.count.reshape(-1)[row]
+    positive.view(-1)[place] = batch.positive.reshape(-1)[row]
+
+    of_user, of_row = p["w0"][:, :d], p["w0"][:, d:]  # (C, d, h) each
+    hidden = [torch.baddbmm(torch.baddbmm(p["b0"][:, None], user, of_user), rows, of_row)]
+    for n in range(1, depth + 1):
+        hidden.append(torch.baddbmm(p[f"b{n}"][:, None], hidden[-1].relu_(), p[f"w{n}"]))
+    loss, slope = row_slope(hidden.pop().mT, replace(batch, count=count, positive=positive))
+
+    back = slope.mT  # (C, B, h) of the layer's output
+    grads: State = {}
+    for n in range(depth, 0, -1):
+        inputs = hidden.pop()
+        grads[f"w{n}"], grads[f"b{n}"] = inputs.mT @ back, back.sum(1)
+        back = (back @ p[f"w{n}"].mT).mul_(inputs.sign_())  # ReLU's slope is the sign of what it gave
+    total = back.sum(1, keepdim=True)
+    grads |= {"b0": total[:, 0], "w0": torch.cat([user.mT @ total, rows.mT @ back], 1), "user": total @ of_user.mT}
+    if "items" in names:
+        if "items" not in scratch:
+            scratch["items"] = torch.empty_like(table)
+        grads["items"] = scratch["items"].zero_()
+        grads["items"].view(-1, d)[row] = (back @ of_row.mT).view(-1, d)[place]
+    return loss, {n: grads[n] for n in names}
 
 
 def _outer(slope: Tensor, vector: Tensor, name: str, scratch: State) -> Tensor:

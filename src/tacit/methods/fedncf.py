@@ -1,5 +1,6 @@
 """FedNCF: a perceptron over user and item vectors, federated, and its centralised reference."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -11,8 +12,8 @@ from torch import Tensor
 from tacit.core.method import Method
 from tacit.core.optim import Optimizer
 from tacit.core.payload import State
-from tacit.core.scorers import pick
-from tacit.data.cohort import Federation
+from tacit.core.scorers import perceptron_step, pick
+from tacit.data.cohort import Batch, Federation
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,14 @@ class FedNCF(Method):
     paper: ClassVar[str] = "Perifanis and Efraimidis 2022"
 
     @property
+    def perceptron(self) -> tuple[str, ...]:
+        """Every weight and bias."""
+        return tuple(f"{kind}{n}" for n in range(len(self.layers) + 1) for kind in ("w", "b"))
+
+    @property
     def shared(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The table and every weight and bias of the perceptron."""
-        return ("items", *(f"{kind}{n}" for n in range(len(self.layers) + 1) for kind in ("w", "b")))
+        """The table and the perceptron."""
+        return ("items", *self.perceptron)
 
     def init_server(self, federation: Federation) -> State:
         """The table as FedMF's; weights of variance 2 / inputs (He et al. 2015), biases zero."""
@@ -55,6 +61,14 @@ class FedNCF(Method):
         """(C, B)."""
         both = torch.cat([pick(p["user"], slot), pick(table, row)], -1)
         return self._rest(p, torch.baddbmm(p["b0"][:, None], both, p["w0"]))
+
+    def by_hand(self, p: State, batch: Batch, names: Iterable[str], scratch: State) -> tuple[Tensor, State] | None:
+        """`loss` and its gradients without autograd, where the table scored with is the shared one."""
+        own = type(self)
+        plain = (own.loss, own.bce, own.view, own.score) == (Method.loss, Method.bce, Method.view, FedNCF.score)
+        if not plain or batch.count is None:
+            return None
+        return perceptron_step(p, len(self.layers), p["items"], batch, names, scratch)
 
     def _rest(self, p: State, hidden: Tensor) -> Tensor:
         """All layers after the first: (C, B, h) -> (C, B)."""
