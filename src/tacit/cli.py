@@ -52,6 +52,7 @@ Patience = Annotated[int, typer.Option("--patience", help="stop after so many va
 Threads = Annotated[int, typer.Option("--threads", help="threads; 0: one per core")]
 Chunk = Annotated[int, typer.Option("--chunk", help="clients stacked at a time, at most")]
 Mapped = Annotated[bool, typer.Option("--mapped", help="keep the clients' state in memory-mapped files")]
+Secure = Annotated[bool, typer.Option("--secure", help="the server sees only sums of uploads (secure aggregation)")]
 AsJson = Annotated[bool, typer.Option("--json", help="print the summary as the last line")]
 
 
@@ -71,6 +72,7 @@ def run_command(
     threads: Threads = 0,
     chunk: Chunk = 128,
     mapped: Mapped = False,
+    secure: Secure = False,
     folder: Annotated[Path | None, typer.Option("--out", help="the run's folder")] = None,
     sanity_rows: Annotated[bool, typer.Option("--sanity/--no-sanity", help="popularity, EASE, oracle")] = True,
     as_json: AsJson = False,
@@ -91,6 +93,7 @@ def run_command(
         threads=threads,
         chunk=chunk,
         mapped=mapped,
+        secure=secure,
     )
     with downloading() as progress:
         run = start(asked, folder, progress)

@@ -35,6 +35,7 @@ class RunConfig(BaseModel):
     patience: Annotated[int, Field(ge=0)] = 0
     checkpoint_every: Annotated[int, Field(ge=1)] = 1
     mapped: bool = False  # keep the clients' state in memory-mapped files
+    secure: bool = False  # the server sees only sums of uploads
 
     # where it runs; the outcome does not depend on these
     threads: Annotated[int, Field(ge=0)] = 0  # 0: one per core

@@ -77,6 +77,13 @@ class Method:
     pooled: ClassVar[bool] = False  # a centralised reference: one client holds all users
     draws: ClassVar[bool] = True  # whether a round needs training samples
     closed_form: ClassVar[bool] = False  # its rounds are its own: --rounds does not stretch them
+    individual: ClassVar[str] = ""  # what the server needs single uploads for; empty: their (weighted) sum is enough
+
+    def __init_subclass__(cls) -> None:
+        """An aggregation of one's own is taken to need single uploads until `individual` says otherwise."""
+        super().__init_subclass__()
+        if "aggregate" in vars(cls) and "individual" not in vars(cls):
+            cls.individual = "its aggregation is its own and does not say that a sum is enough"
 
     def length(self) -> int:
         """How many rounds a run has."""

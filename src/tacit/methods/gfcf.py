@@ -27,6 +27,7 @@ class GFCF(Method):
 
     name: ClassVar[str] = "gfcf"
     paper: ClassVar[str] = "Shen et al. 2021, centralised"
+    individual: ClassVar[str] = ""  # Gram matrices are summed
     closed_form: ClassVar[bool] = True
     draws: ClassVar[bool] = False
     shared: ClassVar[tuple[str, ...]] = ("filter",)

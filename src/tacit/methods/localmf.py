@@ -24,6 +24,7 @@ class LocalMF(FedMF):
 
     name: ClassVar[str] = "localmf"
     paper: ClassVar[str] = "the floor of every federation; PFedCLR's 'LT w/o GA'"
+    individual: ClassVar[str] = ""  # averaged, or not sent at all
     kept: ClassVar[tuple[str, ...]] = ("local",)  # the whole table, also of rows a round does not touch
 
     def alone(self, round: int) -> bool:

@@ -35,6 +35,7 @@ class PerFedRec(FedLightGCN):
 
     name: ClassVar[str] = "perfedrec"
     paper: ClassVar[str] = "Luo et al. 2022, Joint Representation Learning, User Clustering, and Model Adaptation"
+    individual: ClassVar[str] = "it groups clients by their user vectors and averages tables within each group"
     private: ClassVar[tuple[str, ...]] = ()
     kept: ClassVar[tuple[str, ...]] = ("user",)
 

@@ -35,6 +35,7 @@ class PFedGraph(Method):
 
     name: ClassVar[str] = "pfedgraph"
     paper: ClassVar[str] = "Ye et al. 2023, over FedMF as PFedCLR compares with it"
+    individual: ClassVar[str] = "it compares clients' tables with one another and mixes some for each client"
 
     def init_server(self, federation: Federation) -> State:
         """The same table for every client."""

@@ -19,6 +19,7 @@ class Popularity(Method):
     """Score how often an item was touched in training, the same for everyone."""
 
     name: ClassVar[str] = "popularity"
+    individual: ClassVar[str] = ""  # counts are summed
     closed_form: ClassVar[bool] = True
     draws: ClassVar[bool] = False
     shared: ClassVar[tuple[str, ...]] = ("count",)
@@ -65,6 +66,7 @@ class Oracle(Method):
     """
 
     name: ClassVar[str] = "oracle"
+    individual: ClassVar[str] = ""  # nothing is sent
     shared: ClassVar[tuple[str, ...]] = ()
     private: ClassVar[tuple[str, ...]] = ("drawn",)
     tables: ClassVar[tuple[str, ...]] = ("drawn",)
@@ -126,6 +128,7 @@ class EASE(Method):
 
     name: ClassVar[str] = "ease"
     paper: ClassVar[str] = "Steck 2019, centralised"
+    individual: ClassVar[str] = ""  # Gram matrices are summed
     closed_form: ClassVar[bool] = True
     draws: ClassVar[bool] = False
     shared: ClassVar[tuple[str, ...]] = ("weights",)

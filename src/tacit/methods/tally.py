@@ -73,6 +73,7 @@ class Tally(Method):
 
     name: ClassVar[str] = "tally"
     paper: ClassVar[str] = "FedCIA's idea taken to its end"
+    individual: ClassVar[str] = ""  # all it needs is sums
     closed_form: ClassVar[bool] = True
     draws: ClassVar[bool] = False
     shared: ClassVar[tuple[str, ...]] = ("inputs", "B", "E", "blend")

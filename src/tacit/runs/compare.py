@@ -80,7 +80,13 @@ def sanity(like: RunConfig, names: Iterable[str] = SANITY) -> list[Row]:
     """The rows a single run is shown with, on the same data, split and seed."""
     rows = []
     for name in names:
-        asked = config(**like.model_dump() | {"method": name, "settings": {}, "rounds": None} | _options(name, [], {}))
+        own: dict[str, Any] = {
+            "method": name,
+            "settings": {},
+            "rounds": None,
+            "secure": False,
+        }  # a reference needs no protection
+        asked = config(**like.model_dump() | own | _options(name, [], {}))
         rows.append(Row(name, (once(asked, None, None),)))
     return rows
 
@@ -108,7 +114,8 @@ def once(asked: RunConfig, path: Path | None, watch: Watch | None) -> Summary:
 def is_of(folder: RunFolder, asked: RunConfig) -> bool:
     """Whether a folder holds the run asked for: where it runs does not matter, a method's changed default does."""
     where = ("threads", "chunk", "mapped", "checkpoint_every", "settings")
-    one, other = ({k: v for k, v in c.items() if k not in where} for c in (folder.run["config"], _plain(asked)))
+    written = _plain(config(**folder.run["config"]))  # with what has become an option since
+    one, other = ({k: v for k, v in c.items() if k not in where} for c in (written, _plain(asked)))
     settings = dataclasses.asdict(build(find(asked.method), asked.settings))
     return one == other and bool(folder.run["settings"] == json.loads(json.dumps(settings)))
 

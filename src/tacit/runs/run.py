@@ -27,6 +27,7 @@ from tacit.errors import UserError
 from tacit.evaluation.metrics import Metrics
 from tacit.evaluation.protocol import Evaluator, by_activity
 from tacit.methods import find
+from tacit.privacy.secure_fleet import SecureFleet, check_sum
 from tacit.runs.folder import RunFolder
 from tacit.runs.life import Life
 
@@ -186,6 +187,8 @@ class Run:
 def start(configuration: RunConfig, out: Path | None = None, progress: DownloadProgress | None = None) -> Run:
     """Make the folder of a new run and everything in it, ready to go on."""
     method = build(find(configuration.method), configuration.settings)
+    if configuration.secure:
+        check_sum(method)
     federation = _federation(configuration, method, progress)
     if not federation.split.test.lengths.any():
         raise UserError(f"nobody in {configuration.data} has 3 interactions or more: there is nothing to evaluate on")
@@ -284,7 +287,7 @@ def _federation(configuration: RunConfig, method: Method, progress: DownloadProg
 
 
 def _assemble(configuration: RunConfig, method: Method, federation: Federation, folder: RunFolder) -> Run:
-    fleet = SimulatedFleet(
+    fleet = (SecureFleet if configuration.secure else SimulatedFleet)(
         method,
         federation,
         chunk=configuration.chunk,
