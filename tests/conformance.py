@@ -24,6 +24,8 @@ from tacit.core.store import ClientStore
 from tacit.data.cohort import Federation
 from tacit.data.ragged import Ragged
 from tacit.data.splits import split
+from tacit.errors import UserError
+from tacit.privacy.secure_fleet import SecureFleet
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import Summary, resume, run
 from toys import few_users
@@ -57,10 +59,15 @@ def mixed_clients() -> Federation:
 
 
 def trained(
-    method: Method, federation: Federation, chunk: int = 64, threads: int = 1, rounds: int = 2
+    method: Method,
+    federation: Federation,
+    chunk: int = 64,
+    threads: int = 1,
+    rounds: int = 2,
+    kind: type[SimulatedFleet] = SimulatedFleet,
 ) -> tuple[State, State]:
     """(server, all clients' leaves) after a few rounds."""
-    fleet = SimulatedFleet(method, federation, chunk=chunk, threads=threads)
+    fleet = kind(method, federation, chunk=chunk, threads=threads)
     server = method.init_server(federation)
     for round in range(1, rounds + 1):
         torch.manual_seed(1000 * chunk + round)  # a draw from the global generator would show
@@ -89,6 +96,19 @@ def check_chunks(method: Method, federation: Federation) -> None:
                 torch.testing.assert_close(
                     other[name], value, atol=CLOSE, rtol=CLOSE, msg=lambda m, n=name: f"{n}: {m}"
                 )
+
+
+def check_secure(method: Method) -> None:
+    """A server that sees only sums comes to the same state, or the method says what it needs single uploads for."""
+    federation = clients(method, users=12)
+    if method.individual or method.pooled:
+        with pytest.raises(UserError, match=method.name):
+            trained(method, federation, kind=SecureFleet)
+        return
+    plain, secure = (trained(method, federation, kind=kind)[0] for kind in (SimulatedFleet, SecureFleet))
+    assert set(plain) == set(secure)
+    for name, value in plain.items():
+        torch.testing.assert_close(secure[name], value, atol=CLOSE, rtol=CLOSE, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def check_nothing_private_is_sent(method: Method) -> None:
@@ -254,6 +274,7 @@ def check_all(method: Method, case: Case | None = None) -> None:
     case = case or Case()
     federation = clients(method)
     check_chunks(method, federation)
+    check_secure(method)
     check_nothing_private_is_sent(method)
     check_wire(method)
     check_bytes(method)

@@ -105,6 +105,11 @@ def test_chunks_and_threads_do_not_show(name):
 
 
 @methods
+def test_the_server_may_see_only_sums(name):
+    conformance.check_secure(made(name))
+
+
+@methods
 def test_nothing_private_is_sent(name):
     conformance.check_nothing_private_is_sent(made(name))
 

@@ -44,6 +44,7 @@ class CGFedRec(PFedRec):
     name: ClassVar[str] = "cgfedrec"
     paper: ClassVar[str] = "CGFedRec, cluster-guided federated recommendation"
     shared: ClassVar[tuple[str, ...]] = ()
+    individual: ClassVar[str] = ""  # the mean is clustered
     kept: ClassVar[tuple[str, ...]] = ("items",)
     every_row: ClassVar[bool] = True  # the alignment moves every row
 

@@ -62,7 +62,7 @@ class SecureFleet(SimulatedFleet):
         def vectors(invitation: Invitation) -> Iterator[tuple[int, Words]]:
             for up in chain([first], uploads):
                 for place, client in enumerate(up.ids.tolist()):
-                    values = layout.vector(up, place)
+                    values = layout.vector(up.only(torch.tensor([place])))
                     if self.noise:
                         values = layout.noisy(values, self.noise, invitation.honest)
                     yield client, layout.encoded(values, point)
@@ -95,12 +95,12 @@ class Layout:
                 f"them, zeros too: {MOST:,} at most; choose a smaller model, as tally with --set inputs=100"
             )
 
-    def vector(self, up: Payload, place: int) -> Reals:
+    def vector(self, up: Payload) -> Reals:
         """One client's fields side by side, weighted."""
-        parts = [_dense(up.fields[n], place).ravel() - self.bases.get(n, 0.0) for n in self.fields]
+        parts = [_dense(up.fields[n]).numpy().ravel() - self.bases.get(n, 0.0) for n in self.fields]
         if not self.weighted:
             return np.concatenate(parts)
-        weight = float(up["weight"][place])
+        weight = float(up["weight"])
         return np.concatenate([*(weight * part for part in parts), [weight]])
 
     def noisy(self, values: Reals, noise: SharedNoise, contributors: int) -> Reals:
@@ -147,18 +147,13 @@ def _shape(method: Method, name: str, field: Field) -> tuple[int, ...]:
     raise UserError(f"'{name}' of {method.name}'s upload is the same for all clients: there is nothing to sum")
 
 
-def _dense(field: Field, place: int) -> Reals:
-    """One client's value in double precision."""
+def _dense(field: Field) -> Tensor:
+    """The only client's value, in double precision."""
     if isinstance(field, Sparse):
-        mine = field.client == place
-        out = torch.zeros(math.prod(field.shape), dtype=torch.float64)
-        return out.index_add_(0, field.index[mine], field.value[mine].double()).numpy()
-    if isinstance(field, Rows):
-        table = (field.base[place] if field.own_base else field.base).to(torch.float64, copy=True)
-        real = field.real[place]
-        table[field.rows[place][real]] = field.value[place][real].double()
-        return table.numpy()
-    return field.dense()[place].double().numpy()
+        out = torch.zeros(field.shape, dtype=torch.float64)
+        field.add_to(out)
+        return out
+    return field.dense()[0].double()
 
 
 def _field(like: Field, value: Tensor, shape: tuple[int, ...]) -> Field:

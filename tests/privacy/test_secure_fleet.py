@@ -1,0 +1,185 @@
+"""The secure sum over methods; that every method comes to the same state is in tests/methods/test_conformance.py."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+import conformance
+from tacit.core.fleet import SimulatedFleet, Traffic
+from tacit.core.method import Method, Moment
+from tacit.core.payload import Each, Payload, Rows, Shared
+from tacit.errors import UserError
+from tacit.methods import known
+from tacit.methods.fedncf import FedNCF
+from tacit.methods.pfedgraph import PFedGraph
+from tacit.methods.references import EASE, Popularity
+from tacit.methods.tally import Tally
+from tacit.privacy.mask_graph import degree_and_threshold
+from tacit.privacy.secure_fleet import SecureFleet, check_sum
+from tacit.privacy.secure_sum import STAGES
+from tacit.privacy.shared_noise import SharedNoise
+from tacit.runs.run import run
+from toys import few_clients
+
+SMALL = {"dim": 4, "epochs": 1, "optimizer": "sgd", "lr": 0.5, "table_lr": 50.0, "init": 0.3}
+FEDMF = Method(**SMALL)
+
+
+def uploads(method, federation, kind=SecureFleet, server=None, ids=None, **change):
+    """(the server, what reaches it in the first round, traffic)."""
+    fleet, traffic = kind(method, federation, threads=1), Traffic()
+    for name, value in change.items():
+        setattr(fleet, name, value)
+    server = method.init_server(federation) if server is None else server
+    ids = torch.arange(federation.n_clients) if ids is None else ids
+    return server, list(fleet.train(server, ids, 1, traffic)), traffic
+
+
+def test_the_server_gets_the_weighted_mean_and_the_total_weight_and_nothing_else():
+    federation = few_clients(12)
+    server, (up,), traffic = uploads(FEDMF, federation)
+    _, parts, _ = uploads(FEDMF, federation, SimulatedFleet)
+    assert up.ids.tolist() == [-1]
+    assert set(up.fields) == {"items", "weight"}
+    weights = torch.cat([part["weight"] for part in parts]).double()
+    tables = torch.cat([part["items"] for part in parts]).double()
+    assert up["weight"].tolist() == pytest.approx([float(weights.sum())])
+    expected = torch.einsum("c,cmd->md", weights, tables) / weights.sum()
+    torch.testing.assert_close(up["items"][0], expected, atol=1e-12, rtol=0)
+    assert (up["items"][0] - server["items"]).abs().max() > 1e-3
+    assert traffic.clients == 12
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_mean_is_that_of_the_clients_in_the_sum(stage):
+    federation = few_clients(12)
+    gone = [2, 5, 11]
+    _, (up,), _ = uploads(FEDMF, federation, drops={stage: gone})
+    left = torch.tensor([i for i in range(12) if i not in gone or stage == "Unmask"])
+    server, parts, _ = uploads(FEDMF, federation, SimulatedFleet, ids=left)
+    expected = FEDMF.aggregate(server, iter(parts), Moment(1, 0))
+    torch.testing.assert_close(FEDMF.aggregate(server, iter([up]), Moment(1, 0)), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_several_leaves_and_sums_without_weights():
+    for method in (FedNCF(**SMALL, layers=(8, 4)), Popularity(), Tally(ridge=(1.0,), blend=(0.3, 0.5))):
+        conformance.check_secure(method)
+
+
+@dataclass(frozen=True)
+class Anchored(Method):
+    """Sends tables over a base of its own and sums of another kind than it receives."""
+
+    def whole(self, name, p, down, data):
+        base = torch.linspace(0, 1, len(data.ids))[:, None, None] + down[name]
+        return Rows(p[name], data.rows, data.real, base)
+
+
+def test_a_table_over_a_base_of_its_own():
+    conformance.check_secure(Anchored(**SMALL))
+
+
+def test_bytes_are_those_of_the_protocol_beside_what_the_method_sends():
+    federation = few_clients(12)
+    items = federation.n_items
+    _, _, plain = uploads(FEDMF, federation, SimulatedFleet)
+    _, _, traffic = uploads(FEDMF, federation)
+    k, _ = degree_and_threshold(12, colluding=1, dropping=3)
+    messages = 76 + (12 + 86 * k) + 12 + (20 + 37 * k)
+    assert traffic.bytes_up == 12 * (messages + 8 * (4 * items + 1))
+    assert traffic.bytes_down == plain.bytes_down + 12 * (28 + (20 + 72 * k) + (8 + 86 * k) + (8 + 4 * k))
+
+
+def test_a_round_without_clients_or_without_uploads_needs_no_protocol():
+    federation = few_clients(12)
+    assert uploads(FEDMF, federation, ids=torch.arange(0))[1] == []
+    _, got, traffic = uploads(known()["oracle"](), federation)
+    assert all(not up.fields for up in got)
+    assert traffic.bytes_up == 0
+    assert traffic.clients == 12
+
+
+@pytest.mark.parametrize(
+    ("method", "sentence"),
+    [
+        (PFedGraph(), r"pfedgraph does not work with a secure sum, because the server needs every client's own upload: "
+                      r"it compares clients' tables .*; run it without --secure"),
+        (known()["fedca"](), "fedca does not work with a secure sum, .* it compares clients' tables"),
+        (known()["perfedrec"](), "perfedrec does not work with .* it groups clients by their user vectors"),
+        (EASE(), "ease is centralised: one client holds all data"),
+    ],
+)  # fmt: skip
+def test_a_refusal_says_which_and_why(method, sentence):
+    with pytest.raises(UserError, match=sentence):
+        check_sum(method)
+
+
+def test_an_aggregation_of_ones_own_is_refused_until_it_says_that_a_sum_is_enough():
+    @dataclass(frozen=True)
+    class Own(Method):
+        def aggregate(self, server, uplinks, now):
+            return super().aggregate(server, uplinks, now)
+
+    @dataclass(frozen=True)
+    class Heir(Own):
+        pass
+
+    @dataclass(frozen=True)
+    class Summed(Own):
+        individual = ""
+
+    for method in (Own(), Heir()):
+        with pytest.raises(UserError, match="does not say that a sum is enough"):
+            check_sum(method)
+    check_sum(Summed())
+    check_sum(Method())
+
+
+def test_too_few_clients_too_many_values_and_wild_ones_are_refused():
+    with pytest.raises(UserError, match="a secure sum of 2 clients hides nothing"):
+        uploads(FEDMF, few_clients(12, groups=2))
+    wide = Tally(windows=tuple(range(1, 9)), decays=(1.0,) * 8)
+    with pytest.raises(UserError, match=r"a client of tally would send 1,[0-9,]+ values, .* --set inputs=100"):
+        uploads(wide, few_clients(12))
+    with pytest.raises(UserError, match=r"an upload of fedmf has a value of .*, and a secure sum carries ±1,048,576"):
+        uploads(replace(FEDMF, table_lr=1e12), few_clients(12))
+
+    @dataclass(frozen=True)
+    class Alike(Method):
+        def uplink(self, p, down, data):
+            return Payload(data.ids, {"one": Shared(torch.ones(1)), "weight": Each(torch.ones(len(data.ids)))})
+
+    with pytest.raises(UserError, match="'one' of fedmf's upload is the same for all clients"):
+        uploads(Alike(), few_clients(12))
+
+
+def test_noise_is_added_by_the_clients_together():
+    federation = few_clients(20)
+    method = replace(FEDMF, weighting="uniform")
+    noise = SharedNoise(clip=0.1, multiplier=2.0)
+    server, (quiet,), _ = uploads(method, federation, noise=SharedNoise(clip=0.1, multiplier=0.0))
+    change = 20 * (quiet["items"][0] - server["items"])
+    assert 0 < float(change.norm()) <= 20 * 0.1
+    _, (loud,), _ = uploads(method, federation, noise=noise)
+    assert loud["weight"].item() == 20
+    added = 20 * (loud["items"] - quiet["items"]).numpy().ravel()
+    honest = 20 - 6 - 2  # without dropouts and colluding clients
+    assert np.std(added) == pytest.approx(0.2 * (20 / honest) ** 0.5, rel=0.1)
+    assert noise.epsilon() == pytest.approx(2.24, abs=0.1)
+    with pytest.raises(UserError, match="--set weighting=uniform"):
+        uploads(FEDMF, federation, noise=noise)
+    _, (counted,), _ = uploads(Popularity(), federation, noise=noise)
+    assert counted["count"].shape == (1, federation.n_items)
+
+
+def test_a_secure_run_is_the_plain_one(tmp_path):
+    options = {"data": "demo", "rounds": 2, "threads": 1, "clients": 12, "settings": {"dim": 4}}
+    plain = run("fedmf", out=tmp_path / "plain", **options)
+    secure = run("fedmf", out=tmp_path / "secure", secure=True, **options)
+    assert secure.test == pytest.approx(plain.test, abs=0.007)  # a near-tie may turn
+    assert secure.bytes_up > 2 * plain.bytes_up * 0.99
+    with pytest.raises(UserError, match="pfedgraph does not work with a secure sum"):
+        run("pfedgraph", out=tmp_path / "none", secure=True, **options)
+    assert not (tmp_path / "none").exists()
