@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from tacit.core.cluster import kmeans
+from tacit.errors import UserError
 
 
 def blobs(per=40, spread=0.3):
@@ -35,3 +36,8 @@ def test_the_seed_decides(seed):
     one, other = kmeans(points, 6, seed), kmeans(points, 6, seed)
     assert torch.equal(one[0], other[0])
     assert torch.equal(one[1], other[1])
+
+
+def test_what_has_diverged_is_named():
+    with pytest.raises(UserError, match="diverged"):
+        kmeans(torch.tensor([[1.0], [float("nan")]]), 2, 0)

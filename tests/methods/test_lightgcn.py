@@ -10,7 +10,7 @@ from tacit.methods.lightgcn import FedLightGCN, LightGCN, graph, propagate, squa
 from toys import few_clients
 
 
-def adjacency(federation, users, items):
+def adjacency(federation, users, items, elsewhere=0.0):
     """D^(−½) A D^(−½) over these users and items of one client, users first, in plain NumPy."""
     A = np.zeros((len(users) + len(items),) * 2)
     place = {item: len(users) + n for n, item in enumerate(items)}
@@ -18,6 +18,7 @@ def adjacency(federation, users, items):
         for item in federation.split.train[user]:
             A[n, place[item]] = A[place[item], n] = 1
     degree = A.sum(0)
+    degree[len(users) :] += elsewhere
     scale = np.where(degree > 0, 1 / np.sqrt(np.maximum(degree, 1)), 0)
     return A * scale * scale[:, None]
 
@@ -27,25 +28,26 @@ def layers_mean(A, e, layers):
     return sum(np.linalg.matrix_power(A, k) @ e for k in range(layers + 1)) / (layers + 1)
 
 
-def by_client(federation, data, c):
+def by_client(federation, data, c, elsewhere=0.0):
     users = [u for u in data.users[c].tolist() if u >= 0]
     items = data.rows[c][data.real[c]].tolist()
-    return users, items, adjacency(federation, users, items)
+    return users, items, adjacency(federation, users, items, elsewhere)
 
 
 @pytest.mark.parametrize("sampled", [True, False])
 @pytest.mark.parametrize("layers", [0, 1, 3])
+@pytest.mark.parametrize("elsewhere", [0.0, 7.5])
 @pytest.mark.parametrize("make", [mixed_clients, lambda: few_clients(9), lambda: few_clients(9, groups=1)])
-def test_every_client_propagates_over_its_own_graph(make, layers, sampled):
+def test_every_client_propagates_over_its_own_graph(make, elsewhere, layers, sampled):
     federation = make()
     ids = torch.arange(federation.n_clients)
     data = federation.cohort(ids, 1, 2) if sampled else federation.people(ids)
     draw = torch.Generator().manual_seed(0)
     users = torch.randn(*data.users.shape, 3, generator=draw)
     items = torch.randn(*data.rows.shape, 3, generator=draw)
-    found_users, found_items = propagate(users, items, **graph(data), layers=layers)
+    found_users, found_items = propagate(users, items, **graph(data, elsewhere), layers=layers)
     for c in range(federation.n_clients):
-        mine, rows, A = by_client(federation, data, c)
+        mine, rows, A = by_client(federation, data, c, elsewhere)
         expected = layers_mean(A, torch.cat([users[c, : len(mine)], items[c, : len(rows)]]).double().numpy(), layers)
         np.testing.assert_allclose(found_users[c, : len(mine)].numpy(), expected[: len(mine)], atol=1e-5)
         np.testing.assert_allclose(found_items[c, : len(rows)].numpy(), expected[len(mine) :], atol=1e-5)
@@ -101,7 +103,7 @@ def test_the_loss_is_the_written_one(objective, groups):
     (batch, *_) = data.batches(0, 0, 12, ranked=objective == "bpr")
     found = method.loss(p, batch)
     for c in range(federation.n_clients):
-        mine, rows, A = by_client(federation, data, c)
+        mine, rows, A = by_client(federation, data, c, method.elsewhere)
         start = torch.cat([p["user"][c, : len(mine)], p["items"][c, : len(rows)]]).double().numpy()
         last = layers_mean(A, start, 2)
         score = last[: len(mine)] @ last[len(mine) :].T

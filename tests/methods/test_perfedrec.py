@@ -114,7 +114,7 @@ def test_a_client_ranks_with_the_mixture_of_three_tables(start):
         mixed = 0.5 * own + 0.3 * near + 0.2 * server["items"]
         data = federation.people(torch.tensor([user]))
         vector = fleet.store.leaves["user"][user].view(1, 1, -1)
-        users, items = propagate(vector, mixed[None], **graph(data), layers=method.layers)
+        users, items = propagate(vector, mixed[None], **graph(data, method.elsewhere), layers=method.layers)
         torch.testing.assert_close(fleet.scores_of(server, user, "test"), items[0] @ users[0, 0], atol=1e-5, rtol=1e-5)
 
 

@@ -5,6 +5,8 @@ from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from tacit.errors import UserError
+
 STARTS = 4  # of k-means++, the best is taken
 
 
@@ -14,6 +16,8 @@ def kmeans(points: Tensor, clusters: int, seed: int, centres: Tensor | None = No
     Goes on from given centres, so that labels keep their meaning, or takes the best of a few starts. On one thread,
     because sums whose order is left to chance would show in the last digit.
     """
+    if not bool(torch.isfinite(points).all()):
+        raise UserError("the vectors to be grouped are no longer numbers: training has diverged; lower its rates")
     first = "k-means++" if centres is None else centres.double().numpy()
     with threadpool_limits(1, user_api="openmp"):
         found = KMeans(clusters, init=first, n_init=STARTS if centres is None else 1, random_state=seed % 2**32).fit(

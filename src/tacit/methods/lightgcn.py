@@ -23,6 +23,9 @@ class FedLightGCN(Method):
     Score e_u · e_i with e the mean of a node's layers 0 … K, each layer a step over the normalised graph (He et al.
     2020, Eq. 3–5). A device of one user sees a star: its user mixes with the mean of its items, and an item it has not
     touched is only scaled. A client of many users sees the graph between them. Layer-0 user vectors are private.
+
+    An item's degree is more than a client can see. Taken from a star alone it is 1, and then a touched item takes up so
+    much of its user that positives are told from negatives without learning anything: `elsewhere` stands for the rest.
     Departures: docs/decisions/0009-lightgcn.md.
     """
 
@@ -34,6 +37,7 @@ class FedLightGCN(Method):
     layers: int = 2  # K
     objective: Literal["bpr", "bce"] = "bpr"
     l2: float = 1e-4  # λ of the layer-0 vectors in a batch
+    elsewhere: float = 100.0  # interactions an item is taken to have with users of other clients
 
     name: ClassVar[str] = "fedlightgcn"
     paper: ClassVar[str] = "He et al. 2020, federated as FedCIA compares with"
@@ -41,7 +45,7 @@ class FedLightGCN(Method):
 
     def receive(self, clients: State, down: Payload, data: Cohort) -> State:
         """The leaves and the clients' graph, from items to users and back."""
-        return super().receive(clients, down, data) | graph(data)
+        return super().receive(clients, down, data) | graph(data, self.elsewhere)
 
     def phases(self, round: int) -> list[Phase]:
         """One phase; BPR compares each positive with each of its negatives."""
@@ -81,6 +85,7 @@ class LightGCN(FedLightGCN):
     rounds: int = 60
     negatives: int = 1
     optimizer: Optimizer = "adam"
+    elsewhere: float = 0.0  # there is nobody else
 
     name: ClassVar[str] = "lightgcn"
     paper: ClassVar[str] = "He et al. 2020, centralised"
@@ -93,10 +98,11 @@ def halves(p: State, table: Tensor) -> tuple[Tensor, Tensor]:
     return table[:, :rows], table[:, rows:]
 
 
-def graph(data: Cohort) -> State:
+def graph(data: Cohort, elsewhere: float = 0.0) -> State:
     """The clients' normalised graphs side by side, sparse: `to_users` (C·U, C·L) and its transpose `to_items`.
 
-    An interaction weighs 1 / √(n_u n_i), n the degrees within the client (He et al. 2020, Eq. 3).
+    An interaction weighs 1 / √(n_u n_i), n_u and n_i the degrees (He et al. 2020, Eq. 3), of an item those within the
+    client and `elsewhere`.
     """
     (C, U), L = data.users.shape, data.rows.shape[1]
     if data.row.shape[1]:  # every positive is among the samples once
@@ -107,7 +113,7 @@ def graph(data: Cohort) -> State:
         client, place = (items >= 0).nonzero()
         slot, row = slots[client, place], items[client, place]
     user, item = client * U + slot, client * L + row
-    degrees = np.bincount(user, minlength=C * U)[user] * np.bincount(item, minlength=C * L)[item]
+    degrees = np.bincount(user, minlength=C * U)[user] * (np.bincount(item, minlength=C * L)[item] + elsewhere)
     made = csr_array(((1 / np.sqrt(degrees)).astype(np.float32), (user, item)), shape=(C * U, C * L))
     return {"to_users": _tensor(made), "to_items": _tensor(made.T.tocsr())}
 
