@@ -18,6 +18,12 @@ CASES = {
         planted={"lr": 1.0, "table_lr": 100.0, "init": 0.3},
         clients=10,
     ),
+    "cofedrec": Case(
+        quick={"dim": 8, "epochs": 1, "lr": 0.5, "table_lr": 20.0, "init": 0.3, "clusters": 4},
+        planted={"lr": 1.0, "table_lr": 100.0, "init": 0.3},
+        rounds=10,
+        clients=10,
+    ),
     "ease": Case(quick={"ridge": (20.0, 50.0, 100.0, 200.0)}, planted={}),
     "fedca": Case(
         quick={"dim": 8, "epochs": 2, "share": 0.5},
