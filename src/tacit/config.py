@@ -62,6 +62,7 @@ def config(**values: Any) -> RunConfig:
 
 def build(cls: type[Method], settings: dict[str, Any]) -> Method:
     """A method with its settings, each checked against the field's type."""
+    cls = cls.refined(settings)
     kinds = get_type_hints(cls)
     fields = {f.name: kinds[f.name] for f in dataclasses.fields(cls)}
     values = {}

@@ -39,6 +39,11 @@ CASES = {
             "complementary": 0.0,
         },
     ),
+    "fedcia": Case(
+        quick={"dim": 8, "epochs": 1, "batch": 64},
+        planted={"dim": 16, "epochs": 5, "batch": 256, "lr": 0.02},
+        clients=10,
+    ),
     "fedmf": Case(quick={"dim": 8, "epochs": 2}, planted={"init": 0.3}, rounds=15),
     "fedncf": Case(
         quick={"dim": 8, "epochs": 1, "layers": (8, 4)},

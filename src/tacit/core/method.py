@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -84,6 +84,11 @@ class Method:
         super().__init_subclass__()
         if "aggregate" in vars(cls) and "individual" not in vars(cls):
             cls.individual = "its aggregation is its own and does not say that a sum is enough"
+
+    @classmethod
+    def refined(cls, settings: Mapping[str, Any]) -> type["Method"]:
+        """The class that carries out these settings, where one name stands for several."""
+        return cls
 
     def length(self) -> int:
         """How many rounds a run has."""

@@ -128,7 +128,33 @@ class Sparse:
         total.view(-1).scatter_add_(0, self.index, self.value.to(total.dtype))
 
 
-Field: TypeAlias = Shared | Each | Rows | Sparse
+@dataclass(frozen=True)
+class Product:
+    """A square matrix per client, M × M, as the product of two thin ones.
+
+    The simulation keeps the factors; on the wire goes the matrix, whose factors the server is not to see. Its bytes are
+    therefore those of the matrix.
+    """
+
+    left: Tensor  # (C, M, r)
+    right: Tensor  # (C, M, r)
+    private: bool = True
+
+    def nbytes(self, clients: int) -> int:
+        """Bytes that all these clients receive or send: a whole matrix each."""
+        return clients * self.left.shape[1] ** 2 * self.left.element_size()
+
+    def dense(self) -> Tensor:
+        """(C, M, M) the matrices written out."""
+        return self.left @ self.right.mT
+
+    def add_to(self, total: Tensor) -> None:
+        """Add the sum over clients to an (M, M) tensor in place: one product for all of them."""
+        left, right = (x.transpose(0, 1).flatten(1) for x in (self.left, self.right))  # (M, C · r)
+        total.addmm_(left.to(total.dtype), right.to(total.dtype).T)
+
+
+Field: TypeAlias = Shared | Each | Rows | Sparse | Product
 
 
 class BadPayload(ValueError):
@@ -205,6 +231,8 @@ def _only(field: Field, places: Tensor, clients: int) -> Field:
     if isinstance(field, Rows):
         base = field.base[places] if field.own_base else field.base
         return Rows(field.value[places], field.rows[places], field.real[places], base, field.private)
+    if isinstance(field, Product):
+        return Product(field.left[places], field.right[places], field.private)
     return Each(field.value[places], field.private)
 
 

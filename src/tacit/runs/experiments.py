@@ -166,7 +166,7 @@ def planned(
                 continue
             if wanted and not _asked(label, wanted):
                 continue
-            cls = find(line.method)
+            cls = find(line.method).refined(settings)
             fields = cls.__dataclass_fields__
             common = {k: v for k, v in (experiment.settings | place.settings).items() if k in fields}
             chosen = common | settings | line.on.get(place.name, {})

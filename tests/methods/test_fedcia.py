@@ -1,0 +1,206 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import conformance
+from tacit.config import build
+from tacit.core.fleet import SimulatedFleet, Traffic
+from tacit.core.method import Moment
+from tacit.core.payload import Each, Payload, Product
+from tacit.core.store import ClientStore
+from tacit.data.cohort import Federation
+from tacit.data.splits import split
+from tacit.methods.fedcia import (
+    FedCIA,
+    aligned,
+    leading_factor,
+    local_filter,
+    truncated,
+    truncated_product,
+)
+from tacit.methods.gfcf import graph_filter, leading
+from toys import few_clients, few_users
+
+SMALL = {"dim": 8, "epochs": 1, "batch": 64}
+
+
+def made(**settings):
+    return build(FedCIA, SMALL | settings)
+
+
+def draw(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3), dtype=torch.double)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"backbone": "lightgcn"},
+        {"backbone": "mlp", "layers": (8, 4), "optimizer": "sgd"},
+        {"backbone": "gfcf"},
+        {"backbone": "gfcf", "rank": 3},
+        {"rank": 4},
+        {"align_steps": 2, "align_lr": 0.01},
+        {"aggregation": "mean"},
+        {"aggregation": "alone"},
+        {"widths": (2, 4, 8)},
+    ],
+)
+def test_every_backbone_and_aggregation_conforms(settings):
+    conformance.check_all(made(**settings))
+
+
+def test_theorem_1_the_mean_of_local_filters_is_the_global_one_when_items_are_equally_popular():
+    """Up to the one number by which popularity differs from the number of users, which no ranking sees."""
+    users, popularity = 12, 4
+    history = torch.zeros(users, 9)
+    for item in range(9):  # every item has `popularity` users, users have different numbers of items
+        for step in range(popularity):
+            history[(item * 5 + step * (1 + item % 2)) % users, item] = 1
+    assert (history.sum(0) == popularity).all()
+    each = [local_filter(history[u].view(1, 1, -1), 0, 0.0) for u in range(users)]
+    mean = sum((left @ right.mT)[0] for left, right in each) / users
+    whole = local_filter(history[None], 0, 0.0)
+    together = (whole[0] @ whole[1].mT)[0]
+    torch.testing.assert_close(mean, together * popularity / users)
+
+
+def test_the_local_filter_is_gfcf_on_the_clients_own_users():
+    history = (torch.rand(2, 5, 9, generator=torch.Generator().manual_seed(1)) < 0.4).float()
+    left, right = local_filter(history, 3, 0.3)
+    for c in range(2):
+        each = history[c] / history[c].sum(1, keepdim=True).clamp(min=1).sqrt()
+        gram = each.T @ each
+        expected = graph_filter(gram, leading(gram, 3), 0.3)
+        torch.testing.assert_close(left[c] @ right[c].T, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_alignment_solves_equation_6_in_the_nearest_rotation():
+    """No descent from the solution finds a better fit, and no other rotation of it is nearer."""
+    target = draw(9, 9)
+    similarity = target @ target.T
+    factor = leading_factor(similarity, 9).double()
+    table, everything = draw(1, 9, 3), torch.ones(1, 3)
+    found = aligned(table.float(), factor.float(), everything, 1.0).double()[0]
+    values, vectors = torch.linalg.eigh(similarity)
+    best = vectors[:, -3:] * values[-3:] @ vectors[:, -3:].T  # Eckart and Young
+    torch.testing.assert_close(found @ found.T, best, atol=1e-3, rtol=1e-3)
+    near = (found - table[0]).norm()
+    noise = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        other = torch.linalg.qr(torch.randn(3, 3, generator=noise, dtype=torch.double))[0]
+        assert (found @ other - table[0]).norm() >= near - 1e-6
+    half = aligned(table.float(), factor.float(), everything, 0.5)[0].double()
+    torch.testing.assert_close(half, 0.5 * table[0] + 0.5 * found, atol=1e-4, rtol=1e-4)
+
+
+def test_the_misfit_is_the_norm_written_out():
+    table, factor = draw(2, 9, 3), draw(9, 5)
+    method = made()
+    found = method.misfit({"items": table, "factor": factor.expand(2, -1, -1)}, None)
+    for c in range(2):
+        torch.testing.assert_close(found[c], torch.linalg.norm(table[c] @ table[c].T - factor @ factor.T))
+
+
+def test_truncated_factors_are_the_best_of_their_rank():
+    table = draw(2, 9, 5)
+    short = truncated(table, 2)
+    for c in range(2):
+        u, s, v = torch.linalg.svd(table[c] @ table[c].T)
+        torch.testing.assert_close(short[c] @ short[c].T, u[:, :2] * s[:2] @ v[:2])
+    assert truncated(table, 7).shape == (2, 9, 7)
+    torch.testing.assert_close(truncated(table, 7) @ truncated(table, 7).mT, table @ table.mT)
+    left, right = draw(2, 9, 4), draw(2, 9, 4).flip(1)
+    one, other = truncated_product(left, right, 2)
+    for c in range(2):
+        u, s, v = torch.linalg.svd(left[c] @ right[c].T)
+        torch.testing.assert_close(one[c] @ other[c].T, u[:, :2] * s[:2] @ v[:2])
+
+
+def test_the_server_averages_similarities():
+    method, tables = made(), draw(3, 60, 8).float()
+    federation = few_clients(6)
+    tables = draw(3, federation.n_items, 8).float()
+    server = method.init_server(federation)
+    weight = Each(torch.ones(3))
+    up = Payload(torch.arange(3), {"similarity": Product(tables, tables), "weight": weight})
+    mean = method.aggregate(server, iter([up]), Moment(1, 0))["similarity"]
+    torch.testing.assert_close(mean, (tables @ tables.mT).mean(0), atol=1e-5, rtol=1e-5)
+    factor = leading_factor(mean, 24)  # three tables of width 8 have no more directions
+    torch.testing.assert_close(factor @ factor.T, mean, atol=1e-4, rtol=1e-4)
+    short = replace(method, rank=8)
+    up = Payload(torch.arange(3), {"similarity": Each(truncated(tables, 8)), "weight": weight})
+    torch.testing.assert_close(short.aggregate(server, iter([up]), Moment(1, 0))["similarity"], mean)
+    sent = short.downlink({"similarity": mean}, torch.arange(3))
+    assert sent["factor"].shape == (federation.n_items, 8)
+
+
+def test_bytes_of_whole_matrices_and_of_factors():
+    federation = few_clients(6)
+    for rank, up, down in ((0, federation.n_items, federation.n_items), (3, 3, 3)):
+        method, traffic = made(rank=rank), Traffic()
+        fleet = SimulatedFleet(method, federation, threads=1)
+        list(fleet.train(method.init_server(federation), torch.arange(6), 1, traffic))
+        assert traffic.bytes_up == 6 * (4 * federation.n_items * up + 4)
+        assert traffic.bytes_down == 6 * 4 * federation.n_items * down
+
+
+def test_items_never_leave_and_widths_are_kept():
+    """Of different widths the columns a client does not have stay zero, through training and alignment."""
+    method = made(widths=(2, 5, 8))
+    federation = Federation.of_groups(split(few_users(30), "strict"), 6)
+    fleet, server = SimulatedFleet(method, federation, threads=1), method.init_server(federation)
+    for round in (1, 2, 3):
+        server = method.aggregate(server, fleet.train(server, torch.arange(6), round, Traffic()), Moment(round, 0))
+    items = fleet.store.leaves["items"]
+    for client, width in enumerate((2, 5, 8, 2, 5, 8)):
+        assert not items[client, :, width:].any()
+        assert items[client, :, :width].any(0).all()
+        for user in federation.members[client].tolist():
+            assert not fleet.store.leaves["user"][user, width:].any()
+
+
+def test_filters_score_with_the_clients_own_and_the_mean():
+    """x F_k + β x F̄ for every user, with the filters written out."""
+    method = made(backbone="gfcf", beta=7.0)
+    federation = Federation.of_groups(split(few_users(12), "strict"), 3)
+    fleet, server = SimulatedFleet(method, federation, threads=1), method.init_server(federation)
+    server = method.aggregate(server, fleet.train(server, torch.arange(3), 1, Traffic()), Moment(1, 0))
+    whole = federation.people(torch.arange(3))
+    filters = [local_filter(federation.people(torch.tensor([c])).history(), 32, 0.3) for c in range(3)]
+    local = [(left @ right.mT)[0] for left, right in filters]
+    torch.testing.assert_close(server["filter"], sum(local) / 3, atol=1e-6, rtol=1e-4)
+    blocks = list(fleet.scores(server, "test"))
+    scores = dict(zip(torch.cat([u for u, _ in blocks]).tolist(), torch.cat([s for _, s in blocks]), strict=True))
+    history = whole.history()
+    for c in range(3):
+        for slot, user in enumerate(federation.members[c].tolist()):
+            expected = history[c, slot] @ local[c] + 7.0 * history[c, slot] @ server["filter"]
+            torch.testing.assert_close(scores[user], expected, atol=1e-5, rtol=1e-4)
+
+
+def test_alone_nothing_travels():
+    method, federation, traffic = made(aggregation="alone"), few_clients(6), Traffic()
+    fleet = SimulatedFleet(method, federation, threads=1)
+    server = method.init_server(federation)
+    after = method.aggregate(server, fleet.train(server, torch.arange(6), 1, traffic), Moment(1, 0))
+    assert traffic.bytes_down == 0
+    assert traffic.bytes_up == 6 * 4  # the weight
+    assert torch.equal(after["similarity"], server["similarity"])
+
+
+def test_the_mean_is_fedavg_of_whole_tables():
+    method, federation = made(aggregation="mean", weighting="size"), few_clients(6)
+    fleet, server = SimulatedFleet(method, federation, threads=1), method.init_server(federation)
+    after = method.aggregate(server, fleet.train(server, torch.arange(6), 1, Traffic()), Moment(1, 0))
+    weight = torch.from_numpy(federation.sizes / federation.sizes.sum()).float()
+    torch.testing.assert_close(after["items"], torch.tensordot(weight, fleet.store.leaves["items"], dims=1))
+
+
+def test_the_first_vectors_are_the_same_for_all_clients():
+    method, federation = made(), few_clients(6)
+    leaves = ClientStore(method, federation).leaves
+    assert torch.equal(leaves["items"][0], leaves["items"][5])
+    assert np.isclose(float(leaves["items"].std()), method.init, rtol=0.2)
