@@ -23,6 +23,7 @@ from tacit.data.summary import summarise
 from tacit.errors import UserError
 from tacit.runs import experiments, life, report, skew
 from tacit.runs.compare import Row, compare, sanity
+from tacit.runs.folder import to_json
 from tacit.runs.run import Run, Summary, Watch, reopen, start
 
 app = typer.Typer(
@@ -51,6 +52,10 @@ Every = Annotated[int, typer.Option("--evaluate-every", help="validate every so 
 Patience = Annotated[int, typer.Option("--patience", help="stop after so many validations without a better one")]
 Threads = Annotated[int, typer.Option("--threads", help="threads; 0: one per core")]
 Chunk = Annotated[int, typer.Option("--chunk", help="clients stacked at a time, at most")]
+Noise = Annotated[
+    str | None,
+    typer.Option("--ldp", help="noise on uploads: kind=laplace,clip=0.5,scale=0.1, or epsilon=1 in place of scale"),
+]
 Mapped = Annotated[bool, typer.Option("--mapped", help="keep the clients' state in memory-mapped files")]
 Secure = Annotated[bool, typer.Option("--secure", help="the server sees only sums of uploads (secure aggregation)")]
 AsJson = Annotated[bool, typer.Option("--json", help="print the summary as the last line")]
@@ -73,6 +78,7 @@ def run_command(
     chunk: Chunk = 128,
     mapped: Mapped = False,
     secure: Secure = False,
+    ldp: Noise = None,
     folder: Annotated[Path | None, typer.Option("--out", help="the run's folder")] = None,
     sanity_rows: Annotated[bool, typer.Option("--sanity/--no-sanity", help="popularity, EASE, oracle")] = True,
     as_json: AsJson = False,
@@ -94,6 +100,7 @@ def run_command(
         chunk=chunk,
         mapped=mapped,
         secure=secure,
+        ldp=ldp,
     )
     with downloading() as progress:
         run = start(asked, folder, progress)
@@ -115,6 +122,7 @@ def compare_command(
     evaluate_every: Every = 1,
     patience: Patience = 0,
     threads: Threads = 0,
+    ldp: Noise = None,
     folder: Annotated[Path | None, typer.Option("--out", help="keep the runs here; finished ones are reused")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -141,10 +149,11 @@ def compare_command(
             evaluate_every=evaluate_every,
             patience=patience,
             threads=threads,
+            ldp=ldp,
         )
     _table(rows)
     if as_json:
-        print(json.dumps([dataclasses.asdict(run) for row in rows for run in row.runs]))
+        print(to_json([dataclasses.asdict(run) for row in rows for run in row.runs]))
 
 
 @app.command("experiment")
@@ -353,7 +362,7 @@ def _finish(run: Run, sanity_rows: bool, as_json: bool) -> None:
     for user in _some_users(run):
         out.print(report.recommendations(user, run.recent(user), run.recommend(user)))
     if as_json:
-        print(json.dumps(dataclasses.asdict(summary)))
+        print(to_json(dataclasses.asdict(summary)))
 
 
 def _summary(run: Run, watch: Watch | None) -> Summary:

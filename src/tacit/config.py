@@ -4,7 +4,7 @@ import dataclasses
 import json
 import types
 import typing
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -15,6 +15,28 @@ from tacit.evaluation.metrics import KS, NAMES
 
 _LEAST = {"dim": 1, "rounds": 1, "epochs": 0, "batch": 0, "negatives": 0, "lr": 0, "table_lr": 0}
 _ABOVE_ZERO = ("fraction", "init")
+
+
+class Ldp(BaseModel):
+    """Noise on every upload: its strength as a scale, or as the ε that the whole run may cost a client."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["laplace", "gaussian", "unclipped-laplace", "unclipped-gaussian"] = "laplace"
+    clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+
+    def check(self) -> None:
+        """What goes together and what does not."""
+        if self.kind.startswith("unclipped"):
+            if self.clip is not None or self.epsilon is not None or self.scale is None:
+                raise UserError(f"ldp: {self.kind} has a scale and nothing else; no finite ε follows without clipping")
+        elif self.clip is None:
+            raise UserError(f"ldp: {self.kind} needs clip=…, the bound on a client's upload, or no ε follows")
+        elif (self.scale is None) == (self.epsilon is None):
+            raise UserError(f"ldp: {self.kind} needs either scale=…, the noise, or epsilon=…, what a run may cost")
 
 
 class RunConfig(BaseModel):
@@ -34,6 +56,7 @@ class RunConfig(BaseModel):
     evaluate_every: Annotated[int, Field(ge=1)] = 1
     patience: Annotated[int, Field(ge=0)] = 0
     checkpoint_every: Annotated[int, Field(ge=1)] = 1
+    ldp: Ldp | None = None  # noise on every upload
     mapped: bool = False  # keep the clients' state in memory-mapped files
     secure: bool = False  # the server sees only sums of uploads
 
@@ -48,6 +71,8 @@ def config(**values: Any) -> RunConfig:
     for key in values:
         if key not in known:
             raise unknown("option", key, known)
+    if isinstance(values.get("ldp"), str):
+        values["ldp"] = parse_pairs(values["ldp"].split(","), "--ldp kind=laplace,clip=0.5,scale=0.1")
     try:
         made = RunConfig(**values)
     except ValidationError as error:
@@ -57,6 +82,8 @@ def config(**values: Any) -> RunConfig:
     metrics = [f"{name}@{k}" for name in NAMES for k in KS]
     if made.select not in metrics:
         raise unknown("metric", made.select, metrics)
+    if made.ldp is not None:
+        made.ldp.check()
     return made
 
 
@@ -74,13 +101,13 @@ def build(cls: type[Method], settings: dict[str, Any]) -> Method:
     return cls(**values)
 
 
-def parse_pairs(pairs: list[str]) -> dict[str, str]:
+def parse_pairs(pairs: list[str], example: str = "--set dim=32") -> dict[str, str]:
     """`key=value` words from the command line."""
     out = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")
         if not sign or not key:
-            raise UserError(f"'{pair}' is not a setting; write key=value, as in --set dim=32")
+            raise UserError(f"'{pair}' is not a setting; write key=value, as in {example}")
         out[key] = value
     return out
 

@@ -45,8 +45,23 @@ def bits(seed: int, purpose: str, round: int, ids: Tensor | NDArray[np.int64], c
 
 def uniform(seed: int, purpose: str, round: int, ids: Tensor | NDArray[np.int64], count: int) -> NDArray[np.float64]:
     """(C, count) numbers in the open interval (0, 1), 53 bits each."""
-    words = bits(seed, purpose, round, ids, count) >> _11
-    return (words.astype(np.float64) + 0.5) * 2.0**-53
+    return unit(bits(seed, purpose, round, ids, count))
+
+
+def unit(words: Bits) -> NDArray[np.float64]:
+    """A number in the open interval (0, 1) from the high 53 bits of every word."""
+    return ((words >> _11).astype(np.float64) + 0.5) * 2.0**-53
+
+
+def normal_of(words: Bits) -> NDArray[np.float64]:
+    """A standard normal from every word, by inverting the distribution function."""
+    return np.asarray(ndtri(unit(words)))
+
+
+def laplace_of(words: Bits) -> NDArray[np.float64]:
+    """A Laplace variable of scale 1 from every word: −ln u of its high bits, the sign of its lowest."""
+    sign = 1.0 - 2.0 * (words & np.uint64(1)).astype(np.float64)
+    return sign * np.log(unit(words))
 
 
 def below(words: Bits, bound: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -61,7 +76,7 @@ def below(words: Bits, bound: NDArray[np.int64]) -> NDArray[np.int64]:
 def normal(seed: int, purpose: str, round: int, ids: Tensor | NDArray[np.int64], *shape: int) -> Tensor:
     """(C, *shape) standard normals, by inverting the distribution function."""
     count = int(np.prod(shape, dtype=np.int64))
-    return torch.from_numpy(ndtri(uniform(seed, purpose, round, ids, count)).astype(np.float32)).view(-1, *shape)
+    return torch.from_numpy(normal_of(bits(seed, purpose, round, ids, count)).astype(np.float32)).view(-1, *shape)
 
 
 def generator(seed: int, purpose: str, round: int = 0) -> np.random.Generator:

@@ -46,6 +46,13 @@ class Traffic:
         return float(np.average(self.losses, weights=self.weights)) if self.losses else float("nan")
 
 
+class Protection(Protocol):
+    """What clients do to an upload before it leaves them: a privacy mechanism."""
+
+    def __call__(self, up: Payload, down: Payload, seed: int, round: int) -> Payload:
+        """The upload as it is sent, given what the server had sent."""
+
+
 class Fleet(Protocol):
     """The seam between simulation and real machines: the rounds loop knows no more than this."""
 
@@ -69,9 +76,11 @@ class SimulatedFleet:
         threads: int | None = None,
         folder: Path | None = None,
         store: ClientStore | None = None,
+        protection: Protection | None = None,
     ) -> None:
         self.method = method
         self.federation = federation
+        self.protection = protection
         self.chunk = chunk
         self.threads = threads or os.cpu_count() or 1
         self.store = ClientStore(method, federation, folder) if store is None else store
@@ -92,6 +101,8 @@ class SimulatedFleet:
             down = sent(chunk)
             kept, up, loss = local_round(self.method, self.store.read(data, training=True), down, data)
             self.store.write(data, kept)
+            if self.protection is not None:
+                up = self.protection(up, down, self.federation.seed, round)
             return down, up, loss
 
         for down, up, loss in self._each(work, self.chunks(ids)):

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -67,14 +67,20 @@ def federate(
     plan: Plan,
     record: Recorder,
     progress: Progress,
+    budget: Callable[[int], float] | None = None,
 ) -> Progress:
-    """Run rounds from where `progress` stands to the end of the plan."""
+    """Run rounds from where `progress` stands to the end of the plan.
+
+    `budget` is the ε that a client has spent after taking part in so many rounds; written down is the largest of all
+    clients. Without it a method states its own, if it has one.
+    """
+    everyone = fleet.federation.n_clients
+    taken = participation(method, plan, everyone, [r.round for r in progress.history if r.bytes_up])
     while progress.round < plan.rounds and not _out_of_patience(progress, plan):
         round = progress.round + 1
         began = time.perf_counter()
         # 1. choose clients
-        everyone = fleet.federation.n_clients
-        ids = sample(everyone, plan.fraction, plan.seed, round) if method.asks(round) else torch.arange(0)
+        ids = chosen(method, plan, everyone, round)
         # 2. they train and upload; the server sums as uploads arrive
         traffic = Traffic()
         uploads = fleet.train(progress.server, ids, round, traffic)
@@ -87,6 +93,8 @@ def federate(
             progress.best, progress.best_round = valid[plan.select], round
         # 4. write down
         progress.round = round
+        if traffic.bytes_up:
+            taken[ids] += 1
         progress.history.append(
             RoundRecord(
                 round=round,
@@ -96,11 +104,24 @@ def federate(
                 bytes_up=traffic.bytes_up,
                 bytes_down=traffic.bytes_down,
                 clients=traffic.clients,
-                epsilon=method.epsilon(round),
+                epsilon=budget(int(taken.max())) if budget else method.epsilon(round),
             )
         )
         record(progress, improved)
     return progress
+
+
+def chosen(method: Method, plan: Plan, clients: int, round: int) -> Tensor:
+    """The clients of a round, ascending; none where the server works alone."""
+    return sample(clients, plan.fraction, plan.seed, round) if method.asks(round) else torch.arange(0)
+
+
+def participation(method: Method, plan: Plan, clients: int, rounds: Iterable[int]) -> Tensor:
+    """(n_clients,) how many of these rounds each client takes part in."""
+    taken = torch.zeros(clients, dtype=torch.int64)
+    for round in rounds:
+        taken[chosen(method, plan, clients, round)] += 1
+    return taken
 
 
 def sample(clients: int, fraction: float, seed: int, round: int) -> Tensor:

@@ -13,7 +13,7 @@ from tacit.config import RunConfig, build, config
 from tacit.errors import UserError
 from tacit.methods import find
 from tacit.runs.folder import RunFolder
-from tacit.runs.run import Summary, Watch, resume, start
+from tacit.runs.run import Summary, Watch, check, resume, start
 
 SANITY = ("popularity", "oracle")
 
@@ -50,7 +50,7 @@ def compare(
     """Run every method with every seed, popularity and the oracle beside them.
 
     Runs already finished in `out` are read, not run again. Settings apply to every method that has them; one
-    that no method has is an error.
+    that no method has is an error. Noise on uploads is not for centralised references and sanity rows.
     """
     names = list(dict.fromkeys(methods))
     given = options.pop("settings", {})
@@ -66,6 +66,7 @@ def compare(
         build(cls, settings)
         chosen = _options(name, names, options)
         planned[name] = [config(method=name, seed=seed, settings=settings, **chosen) for seed in numbers]
+        check(planned[name][0])
     rows = []
     for name, configurations in planned.items():
         runs = []
@@ -92,8 +93,10 @@ def sanity(like: RunConfig, names: Iterable[str] = SANITY) -> list[Row]:
 
 
 def _options(name: str, asked_for: list[str], options: dict[str, Any]) -> dict[str, Any]:
-    """The oracle needs no validation on the way."""
+    """The oracle needs no validation on the way; what nobody asked for and what is centralised sends no noise."""
     out = dict(options)
+    if find(name).pooled or name not in asked_for:
+        out["ldp"] = None
     if name == "oracle" and name not in asked_for:
         out |= {"evaluate_every": 10_000, "checkpoint_every": 10_000}
     return out

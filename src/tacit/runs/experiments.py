@@ -1,5 +1,6 @@
 """A published table as a file: what to run, what the paper printed, and what came out here."""
 
+import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable
@@ -19,11 +20,12 @@ from tacit.runs.compare import is_of, once
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import Summary, Watch
 
-FIGURES: dict[str, tuple[str, Callable[[Summary], float]]] = {
+FIGURES: dict[str, tuple[str, Callable[[Summary], float | None]]] = {
     "up": ("MB up per client and round", lambda s: s.bytes_up / s.client_rounds / 1e6),
     "down": ("MB down per client and round", lambda s: s.bytes_down / s.client_rounds / 1e6),
     "cpu": ("CPU s per round", lambda s: s.cpu_seconds / s.rounds),
     "memory": ("peak MB", lambda s: s.peak_memory_mb),
+    "epsilon": ("ε", lambda s: s.epsilon),
 }
 
 
@@ -100,7 +102,7 @@ class Cell:
 
     def cost(self, name: str) -> tuple[float, float | None] | None:
         """The same for one of FIGURES."""
-        return _spread([FIGURES[name][1](s) for s in self.runs])
+        return _spread([value for s in self.runs if (value := FIGURES[name][1](s)) is not None])
 
 
 def read(path: Path) -> Experiment:
@@ -304,7 +306,8 @@ def _seeds(out: Path) -> list[int]:
 def _spread(values: list[float]) -> tuple[float, float | None] | None:
     if not values:
         return None
-    return mean(values), stdev(values) if len(values) > 1 else None
+    finite = len(values) > 1 and all(map(math.isfinite, values))
+    return mean(values), stdev(values) if finite else None
 
 
 def _text(figure: tuple[float, float | None] | None, digits: int = 4) -> str:
@@ -315,4 +318,4 @@ def _text(figure: tuple[float, float | None] | None, digits: int = 4) -> str:
 
 
 def _number(value: float, digits: int = 4) -> str:
-    return f"{value:.{digits}f}"
+    return "∞" if value == math.inf else f"{value:.{digits}f}"

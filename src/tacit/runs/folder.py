@@ -110,7 +110,7 @@ class RunFolder:
     def log(self, record: RoundRecord) -> None:
         """Append a line to rounds.jsonl."""
         with (self.path / "rounds.jsonl").open("a") as file:
-            file.write(json.dumps(dataclasses.asdict(record)) + "\n")
+            file.write(to_json(dataclasses.asdict(record)) + "\n")
 
     def load(self, which: str) -> tuple[State, State] | None:
         """(server, clients) of the `last` or the `best` checkpoint; None before the first."""
@@ -124,7 +124,7 @@ class RunFolder:
         """Where the run stands, and what it has spent so far; lines behind the last checkpoint are cut off."""
         index = self._index()
         lines = self.rounds()[: index.get("round", 0)]
-        text = "".join(json.dumps(line) + "\n" for line in lines)
+        text = "".join(to_json(line) + "\n" for line in lines)
         write_text(self.path / "rounds.jsonl", text)
         if not index:
             return Progress(server), {}
@@ -138,7 +138,7 @@ class RunFolder:
         out = []
         for line in path.read_text().splitlines() if path.exists() else []:
             try:
-                out.append(json.loads(line))
+                out.append(from_json(line))
             except json.JSONDecodeError:
                 break
         return out
@@ -148,7 +148,7 @@ class RunFolder:
 
     def _json(self, name: str) -> dict[str, Any]:
         try:
-            value = json.loads((self.path / name).read_text())
+            value = from_json((self.path / name).read_text())
         except (OSError, json.JSONDecodeError) as error:
             raise UserError(f"{self.path / name} cannot be read: {error}") from error
         if not isinstance(value, dict):
@@ -169,9 +169,29 @@ def _apart(state: State) -> State:
     return out
 
 
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON as the standard has it: an infinite ε is the text "inf"."""
+    return json.dumps(_plain(value), indent=indent, ensure_ascii=False)
+
+
+def from_json(text: str) -> Any:
+    """The same, read: an ε of "inf" is infinite again."""
+    return json.loads(text, object_hook=lambda d: {k: math.inf if _endless(k, v) else v for k, v in d.items()})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: "inf" if k.startswith("epsilon") and v == math.inf else _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _endless(key: str, value: Any) -> bool:
+    return key.startswith("epsilon") and value == "inf"
+
+
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Replace a JSON file at once: a reader sees the old or the new, never a half."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, to_json(value, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:

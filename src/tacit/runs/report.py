@@ -1,5 +1,6 @@
 """What a person reads: tables and sentences, from finished runs."""
 
+import math
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -36,6 +37,9 @@ def comparison(rows: Sequence[Row]) -> Table:
         table.add_column(f"{metric}\n{kind}", justify="right", no_wrap=True)
     for heading in ("up per\nclient", "down per\nclient", "time"):
         table.add_column(heading, justify="right", no_wrap=True)
+    stated = any(run.epsilon is not None for row in rows for run in row.runs)
+    if stated:
+        table.add_column("ε", justify="right", no_wrap=True)
     best = [max(row.mean(metric, sampled) for row in rows) for metric, sampled in shown]
     for row in rows:
         cells = []
@@ -49,6 +53,7 @@ def comparison(rows: Sequence[Row]) -> Table:
             *cells,
             *(("pooled", "") if run.clients == 1 else (size(b / run.clients) for b in (run.bytes_up, run.bytes_down))),
             f"{sum(r.seconds for r in row.runs) / len(row.runs):.1f} s",
+            *([budget(max((r.epsilon for r in row.runs if r.epsilon is not None), default=None))] if stated else []),
         )
     return table
 
@@ -70,6 +75,11 @@ def remarks(rows: Sequence[Row]) -> list[str]:
             )
     if any(row.runs[0].settings.get("history") == "known" for row in rows):
         out.append("* scored with the validation item as input, which a device knows at test time.")
+    if noise := next((run.ldp for row in rows for run in row.runs if run.ldp), None):
+        out.append(
+            f"ε at δ = {noise['delta']:g} is what the uploads of all rounds tell of a client at most, of the one that "
+            "took part most often; ∞: noise without clipping bounds nothing; –: nothing is promised."
+        )
     if first.users_too_short:
         out.append(
             f"{first.users_too_short:,} users have fewer than 3 interactions: they are trained on, not evaluated."
@@ -163,6 +173,11 @@ def size(value: float) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
     return f"{value:.1f} GB"
+
+
+def budget(epsilon: float | None) -> str:
+    """An ε for people."""
+    return "–" if epsilon is None else "∞" if math.isinf(epsilon) else f"{epsilon:.3g}"
 
 
 def one_line(metrics: Metrics, names: Sequence[str]) -> str:

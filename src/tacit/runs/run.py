@@ -12,21 +12,24 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from tacit.config import RunConfig, build, config
-from tacit.core.fleet import SimulatedFleet
+from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Method
 from tacit.core.payload import State
-from tacit.core.rounds import Plan, Progress, federate, sample
+from tacit.core.rounds import Plan, Progress, federate, participation, sample
 from tacit.data.cohort import Federation
 from tacit.data.downloads import Progress as DownloadProgress
+from tacit.data.ragged import Ragged
 from tacit.data.sources import load
 from tacit.data.splits import Split, split
 from tacit.errors import UserError
 from tacit.evaluation.metrics import Metrics
 from tacit.evaluation.protocol import Evaluator, by_activity
 from tacit.methods import find
+from tacit.privacy.mechanisms import Mechanism, for_target
 from tacit.privacy.secure_fleet import SecureFleet, check_sum
 from tacit.runs.folder import RunFolder
 from tacit.runs.life import Life
@@ -63,6 +66,7 @@ class Summary:
     duplicates: int
     settings: dict[str, Any] = field(default_factory=dict)
     folder: str = ""
+    ldp: dict[str, Any] | None = None  # the noise on uploads, and `epsilon_round`, what a round costs a client
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ class Run:
     fleet: SimulatedFleet
     plan: Plan
     folder: RunFolder
+    mechanism: Mechanism | None = None
 
     def go_on(self, watch: Watch | None = None) -> Summary:
         """Train from where the folder stands, then read the test set once, at the best round."""
@@ -114,7 +119,9 @@ class Run:
         def validate(server: State) -> Metrics:
             return evaluator(self.fleet.scores(server, "valid"), "valid").main
 
-        progress = federate(self.method, self.fleet, validate, self.plan, record, progress)
+        noise = self.mechanism
+        budget = noise.epsilon if noise else None
+        progress = federate(self.method, self.fleet, validate, self.plan, record, progress, budget)
         best = self.load_best()
         test = evaluator(self.fleet.scores(best, "test"), "test", by_activity(self.split))
         chosen = next((r for r in progress.history if r.round == progress.best_round), progress.history[-1])
@@ -134,13 +141,14 @@ class Run:
             clients=self.fleet.federation.n_clients,
             client_rounds=sum(r.clients for r in progress.history),
             bytes_to_rank=self.bytes_to_rank(best),
-            epsilon=self.method.epsilon(progress.round),
+            epsilon=progress.history[-1].epsilon,
             scored_with=self.method.scored_with,
             users_evaluated=test.users,
             users_too_short=self.split.too_short,
             duplicates=self.split.data.duplicates,
             settings=dataclasses.asdict(self.method),
             folder=str(self.folder.path),
+            ldp=dataclasses.asdict(noise) | {"epsilon_round": noise.epsilon(1)} if noise else None,
             **now_spent(),
         )
         self.folder.finish(dataclasses.asdict(summary))
@@ -184,6 +192,13 @@ class Run:
         return [data.title(i) for i in reversed(known[-k:])]
 
 
+def check(configuration: RunConfig) -> None:
+    """Refuse before anything runs what would be refused at its start."""
+    method = build(find(configuration.method), configuration.settings)
+    if configuration.ldp is not None:
+        mechanism_of(configuration, method, _federation(configuration, method, None))
+
+
 def start(configuration: RunConfig, out: Path | None = None, progress: DownloadProgress | None = None) -> Run:
     """Make the folder of a new run and everything in it, ready to go on."""
     method = build(find(configuration.method), configuration.settings)
@@ -192,12 +207,14 @@ def start(configuration: RunConfig, out: Path | None = None, progress: DownloadP
     federation = _federation(configuration, method, progress)
     if not federation.split.test.lengths.any():
         raise UserError(f"nobody in {configuration.data} has 3 interactions or more: there is nothing to evaluate on")
+    mechanism = mechanism_of(configuration, method, federation)
     path = out or free_folder(configuration)
     folder = RunFolder.create(
         path,
         {
             "config": configuration.model_dump(),
             "settings": dataclasses.asdict(method),
+            "ldp": dataclasses.asdict(mechanism) if mechanism else None,
             "scored_with": method.scored_with,
             "fingerprint": federation.split.data.fingerprint(),
             "data": {
@@ -216,7 +233,28 @@ def start(configuration: RunConfig, out: Path | None = None, progress: DownloadP
             "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         },
     )
-    return _assemble(configuration, method, federation, folder)
+    return _assemble(configuration, method, federation, folder, mechanism)
+
+
+def mechanism_of(configuration: RunConfig, method: Method, federation: Federation) -> Mechanism | None:
+    """The noise a run was asked for, tried on a client of one user: what it cannot cover is refused before a start."""
+    asked = configuration.ldp
+    if asked is None:
+        return None
+    if method.pooled:
+        raise UserError(f"{configuration.method} is centralised: nobody uploads anything that --ldp could cover")
+    if asked.epsilon is None:
+        mechanism = Mechanism(asked.kind, asked.scale or 0.0, asked.clip or 0.0, asked.delta)
+    else:
+        plan = _plan(configuration, method)
+        most = participation(method, plan, federation.n_clients, range(1, plan.rounds + 1)).max()
+        mechanism = for_target(asked.kind, asked.clip or 0.0, asked.epsilon, int(most), asked.delta)
+    alone = Federation(federation.split, Ragged(np.array([0, 1]), np.array([0])))
+    trial = SimulatedFleet(method, alone, threads=1, protection=mechanism)
+    for _ in trial.train(method.init_server(alone), torch.arange(1), 1, Traffic()):
+        pass
+    mechanism.epsilon(1)  # says so if the package it needs is missing
+    return mechanism
 
 
 def reopen(path: Path, progress: DownloadProgress | None = None) -> Run:
@@ -233,7 +271,8 @@ def reopen(path: Path, progress: DownloadProgress | None = None) -> Run:
         lived = life.apply(federation.split)
         groups = configuration.clients or lived.n_users
         federation = Federation.of_users(lived) if groups == lived.n_users else Federation.of_groups(lived, groups)
-    return _assemble(configuration, method, federation, folder)
+    noise = written.get("ldp")
+    return _assemble(configuration, method, federation, folder, Mechanism(**noise) if noise else None)
 
 
 def run(method: str = "tally", *, out: str | Path | None = None, watch: Watch | None = None, **options: Any) -> Summary:
@@ -286,15 +325,23 @@ def _federation(configuration: RunConfig, method: Method, progress: DownloadProg
     )
 
 
-def _assemble(configuration: RunConfig, method: Method, federation: Federation, folder: RunFolder) -> Run:
+def _assemble(
+    configuration: RunConfig, method: Method, federation: Federation, folder: RunFolder, mechanism: Mechanism | None
+) -> Run:
     fleet = (SecureFleet if configuration.secure else SimulatedFleet)(
         method,
         federation,
         chunk=configuration.chunk,
         threads=configuration.threads or None,
         folder=folder.path / "clients" if configuration.mapped else None,
+        protection=mechanism,
     )
-    plan = Plan(
+    plan = _plan(configuration, method)
+    return Run(configuration, method, federation.split, fleet, plan, folder, mechanism)
+
+
+def _plan(configuration: RunConfig, method: Method) -> Plan:
+    return Plan(
         rounds=method.length() if method.closed_form else configuration.rounds or method.length(),
         seed=configuration.seed,
         fraction=method.fraction,
@@ -302,4 +349,3 @@ def _assemble(configuration: RunConfig, method: Method, federation: Federation, 
         evaluate_every=configuration.evaluate_every,
         patience=configuration.patience,
     )
-    return Run(configuration, method, federation.split, fleet, plan, folder)
