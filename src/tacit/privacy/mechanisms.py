@@ -77,7 +77,7 @@ class Mechanism:
         size = torch.zeros(clients, dtype=torch.float64)
         for part in parts:
             part.change.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)  # no factor could bound these
-            size += part.change.flatten(1).double().abs().pow(power).sum(1)
+            size += part.change.reshape(clients, -1).double().abs().pow(power).sum(1)
         return (HAIR * self.clip / size.pow(1 / power).clamp(min=1e-300)).clamp(max=1.0)
 
     def _noisy(self, name: str, part: "_Part", factor: Tensor | None, ids: Tensor, seed: int, round: int) -> Tensor:
