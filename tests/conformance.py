@@ -10,13 +10,13 @@ A method of your own passes through the same checks:
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 
-from tacit.core.fleet import SimulatedFleet, Traffic
+from tacit.core.fleet import Protection, SimulatedFleet, Traffic
 from tacit.core.local import local_round
 from tacit.core.method import Method, Moment
 from tacit.core.payload import Payload, Shared, Sparse, State, decode
@@ -25,6 +25,7 @@ from tacit.data.cohort import Federation
 from tacit.data.ragged import Ragged
 from tacit.data.splits import split
 from tacit.errors import UserError
+from tacit.privacy.mechanisms import Mechanism
 from tacit.privacy.secure_fleet import SecureFleet
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import Summary, resume, run
@@ -65,9 +66,10 @@ def trained(
     threads: int = 1,
     rounds: int = 2,
     kind: type[SimulatedFleet] = SimulatedFleet,
+    protection: Protection | None = None,
 ) -> tuple[State, State]:
     """(server, all clients' leaves) after a few rounds."""
-    fleet = kind(method, federation, chunk=chunk, threads=threads)
+    fleet = kind(method, federation, chunk=chunk, threads=threads, protection=protection)
     server = method.init_server(federation)
     for round in range(1, rounds + 1):
         torch.manual_seed(1000 * chunk + round)  # a draw from the global generator would show
@@ -86,11 +88,11 @@ def one_round(method: Method, federation: Federation, ids: torch.Tensor) -> tupl
     return kept, down, up
 
 
-def check_chunks(method: Method, federation: Federation) -> None:
+def check_chunks(method: Method, federation: Federation, protection: Protection | None = None) -> None:
     """Neither the chunks nor the threads show in the server's state or the clients'."""
-    expected = trained(method, federation)
+    expected = trained(method, federation, protection=protection)
     for chunk, threads in ((1, 1), (7, 1), (7, 2), (64, 2)):
-        for one, other in zip(expected, trained(method, federation, chunk, threads), strict=True):
+        for one, other in zip(expected, trained(method, federation, chunk, threads, protection=protection), strict=True):
             assert set(one) == set(other)
             for name, value in one.items():
                 torch.testing.assert_close(
@@ -187,6 +189,24 @@ def check_bytes(method: Method) -> None:
                 header = 8 + int.from_bytes(blob[:8], "little")
                 owners = 8 * sum(isinstance(sending, Sparse) for sending in sent.fields.values())
                 assert len(blob) - header - sent.ids.nbytes - owners == sent.nbytes()
+
+
+def check_protected(method: Method, kind: Literal["laplace", "gaussian"]) -> None:
+    """Under a clipped mechanism nothing goes out that the bound does not cover, and noise does not show chunks."""
+    federation = clients(method, users=12)
+    _, down, up = one_round(method, federation, torch.arange(federation.n_clients))
+    sent = Mechanism(kind, 1e-12, clip=0.5)(up, down, federation.seed, 1)
+    assert set(sent.fields) == set(up.fields)
+    assert sent.nbytes() == up.nbytes()
+    total, power = torch.zeros(len(up.ids), dtype=torch.float64), 1 if kind == "laplace" else 2
+    for name in up.fields:
+        if name == "weight":
+            assert (sent[name] == 1).all(), "the weight tells how much a client holds"
+            continue
+        base = down[name].double() if name in down and down[name].shape[-1:] == up[name].shape[-1:] else 0.0
+        total += (sent[name].double() - base).reshape(len(up.ids), -1).abs().pow(power).sum(1)
+    assert (total.pow(1 / power) <= 0.5 + CLOSE).all(), "an upload passes the bound"
+    check_chunks(method, clients(method, users=20), Mechanism(kind, 0.01, clip=0.5))
 
 
 def check_absent_clients(method: Method) -> None:

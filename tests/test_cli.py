@@ -58,7 +58,7 @@ def assert_one_sentence(result, *parts):
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["run", "fedmff"], ["unknown method 'fedmff'", "did you mean 'fedmf'?", "known: ease, fedmf"]),
+        (["run", "fedmff"], ["unknown method 'fedmff'", "did you mean 'fedmf'?", "known: "]),
         (["run", "fedmf", "--set", "dmi=8"], ["unknown setting of fedmf 'dmi'", "did you mean 'dim'?", "known: batch"]),
         (["run", "--set", "dim"], ["'dim' is not a setting", "key=value"]),
         (["run", "fedmf", "--set", "dim=wide"], ["dim=wide", "fedmf", "valid integer"]),
@@ -75,6 +75,9 @@ def assert_one_sentence(result, *parts):
         (["compare", "popularity", "fedncf", "--set", "layers=x", "--out", "kept"], ["layers=x", "fedncf"]),
         (["compare", "fedmf", "--set", "dmi=1"], ["no method here has a setting 'dmi'", "fedmf"]),
         (["compare", "fedmf", "--select", "HR@1"], ["unknown metric 'HR@1'"]),
+        (["run", "fedmf", "--ldp", "clip=1"], ["laplace needs either scale=", "epsilon="]),
+        (["run", "tally", "--ldp", "clip=1,scale=1"], ["tally has central differential privacy", "--set dp_noise=1"]),
+        (["compare", "fedmf", "tally", "--ldp", "clip=1,scale=1"], ["tally has central differential privacy"]),
     ],
 )
 def test_a_wrong_run_is_one_sentence_and_leaves_nothing_behind(tacit, place, words, parts):
@@ -153,6 +156,18 @@ def test_a_run_ends_with_a_table_recommendations_and_json(tacit, place, method):
     if method == "fedmf":
         assert summary["settings"]["dim"] == 4
     assert sorted(p.name for p in place.iterdir()) == ["run"]
+
+
+def test_noise_on_uploads_is_an_option(tacit, place):
+    code, out, err = tacit(
+        "run", "fedmf", *QUICK, "--no-sanity", "--ldp", "kind=unclipped-laplace,scale=0.5", "--json", "--out", "run"
+    )
+    assert (code, err) == (0, "")
+    assert "∞" in out
+    assert json.loads(out.splitlines()[-1], parse_constant=pytest.fail)["epsilon"] == "inf"
+    code, out, _ = tacit("resume", "run", "--no-sanity")
+    assert code == 0
+    assert "∞" in out
 
 
 def test_a_run_without_a_folder_makes_one(tacit, place):

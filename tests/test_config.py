@@ -119,3 +119,42 @@ def test_a_method_that_cannot_be_found_is_one_sentence(name, sentence):
     with pytest.raises(UserError, match=sentence) as caught:
         find(name)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ("clip=0.5,scale=0.01", {"kind": "laplace", "clip": 0.5, "scale": 0.01}),
+        ("kind=gaussian,clip=1,epsilon=8,delta=1e-6", {"kind": "gaussian", "clip": 1, "epsilon": 8, "delta": 1e-6}),
+        ("kind=unclipped-laplace,scale=0.5", {"kind": "unclipped-laplace", "scale": 0.5}),
+        ({"kind": "unclipped-gaussian", "scale": 2}, {"kind": "unclipped-gaussian", "scale": 2.0}),
+    ],
+)
+def test_noise_can_be_asked_for_in_words_and_in_a_file(asked, expected):
+    made = config(method="fedmf", ldp=asked).ldp
+    written = {"clip": None, "scale": None, "epsilon": None, "delta": 1e-5} | expected
+    assert made.model_dump() == written
+    assert config(method="fedmf", ldp=made.model_dump()).ldp == made
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ("scale=1", "laplace needs clip="),
+        ("clip=1", "laplace needs either scale=.* or epsilon="),
+        ("kind=gaussian,clip=1,scale=1,epsilon=1", "gaussian needs either scale=.* or epsilon="),
+        ("kind=unclipped-laplace,clip=1,scale=1", "unclipped-laplace has a scale and nothing else"),
+        ("kind=unclipped-laplace,epsilon=1", "no finite ε follows without clipping"),
+        ("kind=laplase,clip=1,scale=1", "ldp.kind='laplase' does not do: .*'laplace'"),
+        ("clip=0,scale=1", "ldp.clip='0' does not do: .*greater than 0"),
+        ("clip=inf,scale=1", "ldp.clip='inf' does not do: .*finite"),
+        ("clip=1,scale=nan", "ldp.scale='nan' does not do: .*finite"),
+        ("clip=1,scale=1,delta=1", "ldp.delta='1' does not do: .*less than 1"),
+        ("clip", "'clip' is not a setting; write key=value, as in --ldp kind=laplace"),
+        ("clip=1,scale=1,rounds=3", "ldp.rounds='3' does not do"),
+    ],
+)
+def test_noise_that_makes_no_sense_is_one_sentence(asked, sentence):
+    with pytest.raises(UserError, match=sentence) as caught:
+        config(method="fedmf", ldp=asked)
+    assert "\n" not in str(caught.value)

@@ -70,6 +70,9 @@ def test_uniform_and_normal_have_their_distributions():
     assert normal.shape == (100, 20, 25)
     assert normal.dtype == torch.float32
     assert stats.kstest(normal.flatten().numpy(), "norm").pvalue > 0.001
+    laplace = rng.laplace_of(rng.bits(0, "l", 0, np.arange(100), 500))
+    assert stats.kstest(laplace.ravel(), "laplace").pvalue > 0.001
+    assert abs((laplace > 0).mean() - 0.5) < 0.01
     # neighbouring clients and neighbouring counters do not move together
     assert abs(np.corrcoef(uniform[:-1].ravel(), uniform[1:].ravel())[0, 1]) < 0.02
     assert abs(np.corrcoef(uniform[:, :-1].ravel(), uniform[:, 1:].ravel())[0, 1]) < 0.02

@@ -7,7 +7,8 @@ import torch
 
 from tacit.core.fleet import SimulatedFleet
 from tacit.core.method import Method
-from tacit.core.rounds import Plan, Progress, federate, round_up, sample
+from tacit.core.payload import Payload
+from tacit.core.rounds import Plan, Progress, federate, participation, round_up, sample
 from toys import few_clients
 
 QUICK = Method(dim=4, epochs=1, init=0.3)
@@ -123,3 +124,41 @@ def test_who_takes_part_is_drawn_anew_each_round_and_evenly():
 def test_rounding_up_forgives_rounding_errors():
     assert 0.07 * 100 > 7
     assert [round_up(x) for x in (0.07 * 100, 3.0000001, 2.5, 0.0)] == [7, 4, 3, 1]
+
+
+@dataclass(frozen=True)
+class Silent(Method):
+    """Uploads something in even rounds alone."""
+
+    def uplink(self, p, down, data):
+        return super().uplink(p, down, data) if data.round % 2 == 0 else Payload(data.ids, {})
+
+    def aggregate(self, server, uplinks, now):
+        for _ in uplinks:
+            pass
+        return server
+
+
+@pytest.mark.parametrize("method", [QUICK, Silent(dim=4, epochs=1)])
+def test_the_budget_is_that_of_the_client_that_took_part_most_often(method):
+    plan = Plan(rounds=8, seed=0, fraction=0.3)
+    federation = few_clients(10)
+    counts, expected = [0] * 10, []
+    for round in range(1, 9):
+        if method is QUICK or round % 2 == 0:
+            for client in sample(10, 0.3, 0, round).tolist():
+                counts[client] += 1
+        expected.append(10.0 * max(counts))
+
+    def spent(plan, progress):
+        fleet = SimulatedFleet(method, federation, threads=1)
+        validate, record = lambda server: {"NDCG@10": 0.1}, lambda progress, improved: None
+        return federate(method, fleet, validate, plan, record, progress, lambda rounds: 10.0 * rounds)
+
+    through = spent(plan, Progress(method.init_server(federation)))
+    assert [r.epsilon for r in through.history] == expected
+    assert expected[-1] < 80
+    halfway = spent(Plan(rounds=5, seed=0, fraction=0.3), Progress(method.init_server(federation)))
+    assert [r.epsilon for r in spent(plan, halfway).history] == expected  # a resumed run has not forgotten
+    if method is QUICK:
+        assert int(participation(method, plan, 10, range(1, 9)).max()) * 10.0 == expected[-1]

@@ -8,6 +8,7 @@ from conformance import Case
 from tacit.config import build
 from tacit.core.method import Method
 from tacit.core.payload import Each, Payload
+from tacit.errors import UserError
 from tacit.methods import known
 
 # One entry per method. A method without one fails below, so that nobody forgets it.
@@ -133,6 +134,19 @@ def test_payloads_pass_over_the_wire(name):
 @methods
 def test_bytes_are_exact(name):
     conformance.check_bytes(made(name))
+
+
+@pytest.mark.parametrize("kind", ["laplace", "gaussian"])
+@methods
+def test_noise_covers_every_upload(name, kind):
+    method = made(name)
+    if method.pooled:
+        pytest.skip("nobody uploads anything")
+    if name == "tally":  # its cells are refused
+        with pytest.raises(UserError, match="--set clip=1 --set dp_noise=1"):
+            conformance.check_protected(method, kind)
+    else:
+        conformance.check_protected(method, kind)
 
 
 @methods

@@ -140,9 +140,7 @@ def test_what_cannot_be_covered_is_refused_in_a_sentence():
         Mechanism("unclipped-laplace", 1.0)(Payload(torch.arange(1), {"x": cells}), Payload(torch.arange(1), {}), 0, 1)
 
 
-numbers = st.one_of(
-    st.floats(-1e6, 1e6), st.sampled_from([math.nan, math.inf, -math.inf, 0.0, 1e300, -1e300, 1e-300])
-)
+numbers = st.one_of(st.floats(-1e6, 1e6), st.sampled_from([math.nan, math.inf, -math.inf, 0.0, 1e300, -1e300, 1e-300]))
 
 
 @st.composite

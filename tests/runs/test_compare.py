@@ -116,3 +116,44 @@ def test_a_history_that_knows_the_validation_item_is_marked():
     assert any(line.startswith("* ") for line in report.remarks(rows))
     table = report.comparison(rows)
     assert next(iter(table.columns[0].cells)) == "ease *"
+
+
+def shown(table):
+    """The cells of a table by heading."""
+    return {str(column.header): [str(cell) for cell in column.cells] for column in table.columns}
+
+
+def test_noise_is_for_those_who_upload_and_its_price_is_in_the_table(tmp_path):
+    options = QUICK | {"settings": {"dim": 4}}
+    made = compare(["fedmf", "ease"], [0], tmp_path, ldp="kind=gaussian,clip=1,epsilon=4", **options)
+    assert [row.runs[0].ldp is not None for row in made] == [True, False, False, False]
+    noise = made[0].runs[0].ldp
+    assert noise["epsilon_round"] < made[0].runs[0].epsilon
+    assert 3.9 < made[0].runs[0].epsilon <= 4
+    assert shown(report.comparison(made))["ε"] == ["4", "–", "–", "–"]
+    assert any(line.startswith("ε at δ = 1e-05") for line in report.remarks(made))
+    papers = compare(["fedmf"], [0], ldp={"kind": "unclipped-laplace", "scale": 0.1}, **options)
+    assert shown(report.comparison(papers))["ε"] == ["∞", "–", "–"]
+    plain = compare(["fedmf"], [0], **options)
+    assert "ε" not in shown(report.comparison(plain))
+    assert not any("ε" in line for line in report.remarks(plain))
+    with pytest.raises(UserError, match="holds a run with other options"):
+        compare(["fedmf"], [0], tmp_path, ldp="kind=gaussian,clip=1,epsilon=5", **options)
+
+
+def test_noise_that_a_method_cannot_have_is_refused_before_anything_runs(tmp_path):
+    with pytest.raises(UserError, match="tally has central differential privacy of its own"):
+        compare(["fedmf", "tally"], [0], tmp_path, ldp="clip=1,scale=1", **QUICK)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_from_before_there_was_an_option_counts(rows):
+    made, out = rows
+    path = out / "fedmf-demo-strict-s0" / "run.json"
+    before = path.read_text()
+    written = json.loads(before)
+    del written["config"]["ldp"], written["ldp"]
+    path.write_text(json.dumps(written))
+    assert written["config"]["data"] == "demo"
+    assert compare(["fedmf"], [0], out, settings={"dim": "8"}, **QUICK)[0].runs[0].test == made[0].runs[0].test
+    path.write_text(before)

@@ -1,3 +1,5 @@
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,6 +146,23 @@ def test_seeds_are_averaged():
     value, spread = experiments.Cell(tuple(runs)).figure("HR@10")
     assert value == pytest.approx(0.5)
     assert spread == pytest.approx(0.3605551)
+
+
+def test_budgets_are_a_figure_and_may_be_infinite():
+    none, finite, endless = (
+        experiments.Cell(tuple(replace(_summary(seed, 0.1), epsilon=epsilon) for seed in range(2)))
+        for epsilon in (None, 2.5, math.inf)
+    )
+    assert none.cost("epsilon") is None
+    assert finite.cost("epsilon") == (2.5, 0.0)
+    assert endless.cost("epsilon") == (math.inf, None)
+    made = experiments.Experiment(
+        title="t", metrics=["HR@10"], figures=["epsilon"], data=[{"name": "demo"}],
+        run=[{"label": "a", "method": "fedmf"}, {"label": "b", "method": "fedmf"}],
+    )  # fmt: skip
+    assert "ε" in experiments.headings(made)
+    found = {("a", "demo", "paper"): endless, ("b", "demo", "paper"): none}
+    assert [cells[-2] for cells in experiments.table_rows(made, "demo", found)] == ["∞", "–"]
 
 
 def test_every_file_of_the_project_can_be_read():

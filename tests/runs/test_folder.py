@@ -154,3 +154,25 @@ def test_the_summary_is_read_as_written(folder):
     folder.finish({"method": "fedmf", "test": {"HR@10": 0.25}})
     assert folder.summary == {"method": "fedmf", "test": {"HR@10": 0.25}}
     assert json.loads((folder.path / "summary.json").read_text()) == folder.summary
+
+
+def test_an_infinite_budget_is_valid_json_and_comes_back(folder):
+    one = record(1)
+    one.epsilon = math.inf
+    folder.log(one)
+    folder.finish({"epsilon": math.inf, "ldp": {"epsilon_round": math.inf, "scale": 0.5}, "name": "inf"})
+
+    def strict(text):
+        return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+
+    assert strict((folder.path / "rounds.jsonl").read_text())["epsilon"] == "inf"
+    assert strict((folder.path / "summary.json").read_text())["ldp"]["epsilon_round"] == "inf"
+    assert folder.rounds()[0]["epsilon"] == math.inf
+    assert folder.summary == {
+        "epsilon": math.inf,
+        "ldp": {"epsilon_round": math.inf, "scale": 0.5},
+        "name": "inf",
+    }
+    folder.save(Progress({}, 1, 1, 0.1, [one]), {}, True, SPENT)
+    assert folder.progress({})[0].history[0].epsilon == math.inf
+    assert strict((folder.path / "rounds.jsonl").read_text())["epsilon"] == "inf"

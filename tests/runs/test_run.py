@@ -259,3 +259,42 @@ def test_closing_accounts_of_short_histories_and_repeats(tmp_path):
     import_file(tmp_path / "a.csv", "mine")
     summary = run("popularity", data="mine", threads=1, out=tmp_path / "run")
     assert (summary.users_evaluated, summary.users_too_short, summary.duplicates) == (30, 2, 2)
+
+
+def test_noise_on_uploads_is_written_down_and_survives_a_stop(tmp_path):
+    options = QUICK | {
+        "rounds": 4,
+        "ldp": "clip=1,scale=0.5",
+        "settings": QUICK.get("settings", {}) | {"fraction": 0.5},
+    }
+    through = run("fedmf", out=tmp_path / "through", **options)
+    written = json.loads((tmp_path / "through" / "run.json").read_text())
+    noise = {"kind": "laplace", "scale": 0.5, "clip": 1.0, "delta": 1e-5, "source": "seed"}
+    assert written["ldp"] == noise
+    assert through.ldp == noise | {"epsilon_round": pytest.approx(4, abs=1e-3)}
+    lines = [json.loads(line)["epsilon"] for line in (tmp_path / "through" / "rounds.jsonl").read_text().splitlines()]
+    assert lines[0] == pytest.approx(4, abs=1e-3)
+    assert lines == sorted(lines)
+    assert through.epsilon == lines[-1]
+
+    def stop(progress, plan):
+        if progress.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run("fedmf", out=tmp_path / "stopped", watch=stop, **options)
+    assert comparable(resume(tmp_path / "stopped")) == comparable(through)
+    plain = run("fedmf", out=tmp_path / "plain", **{k: v for k, v in options.items() if k != "ldp"})
+    assert plain.valid != through.valid
+    assert plain.bytes_up == through.bytes_up
+    assert plain.epsilon is None
+
+
+def test_a_target_counts_the_rounds_of_the_busiest_client(tmp_path):
+    options = QUICK | {"rounds": 6, "settings": QUICK.get("settings", {}) | {"fraction": 0.1}}
+    summary = run("fedmf", out=tmp_path / "run", ldp="clip=0.1,epsilon=2", **options)
+    assert 1.99 < summary.epsilon <= 2
+    assert summary.ldp["scale"] < 2 * 0.1 / 2 * 6  # fewer rounds than the run has, and better than adding up
+    with pytest.raises(UserError, match="ease is centralised"):
+        run("ease", out=tmp_path / "pooled", ldp="clip=1,scale=1", **QUICK)
+    assert not (tmp_path / "pooled").exists()
