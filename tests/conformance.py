@@ -92,7 +92,8 @@ def check_chunks(method: Method, federation: Federation, protection: Protection 
     """Neither the chunks nor the threads show in the server's state or the clients'."""
     expected = trained(method, federation, protection=protection)
     for chunk, threads in ((1, 1), (7, 1), (7, 2), (64, 2)):
-        for one, other in zip(expected, trained(method, federation, chunk, threads, protection=protection), strict=True):
+        found = trained(method, federation, chunk, threads, protection=protection)
+        for one, other in zip(expected, found, strict=True):
             assert set(one) == set(other)
             for name, value in one.items():
                 torch.testing.assert_close(
