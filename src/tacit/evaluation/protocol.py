@@ -42,31 +42,34 @@ class Evaluator:
         depth = max(self.ks)
         held_out = self.split.held_out(phase)
         candidates = self.split.negatives.get(phase)
-        seen: list[Tensor] = [torch.zeros(0, dtype=torch.long)]
-        full: list[Tensor] = [torch.zeros(0, depth, dtype=torch.bool)]
-        sampled: list[Tensor] = [torch.zeros(0, depth, dtype=torch.bool)]
+        # one room for all users: small results kept between large blocks would break the heap into pieces
+        seen = torch.zeros(self.split.n_users, dtype=torch.long)
+        full, sampled = torch.zeros(2, self.split.n_users, depth, dtype=torch.bool)
+        done = 0
         for everyone, everything in blocks:
             evaluated = torch.from_numpy(held_out.lengths[everyone.numpy()] > 0)
             users, scores = everyone[evaluated], everything[evaluated]
             if not len(users):
                 continue
-            seen.append(users)
+            here = slice(done, done + len(users))
+            done = here.stop
+            seen[here] = users
             index = users.numpy()
             targets = torch.from_numpy(held_out.padded(index))
             if candidates is not None:
                 rivals = torch.from_numpy(candidates[index])
-                sampled.append(sampled_hits(scores, targets[:, 0], rivals, depth))
+                sampled[here] = sampled_hits(scores, targets[:, 0], rivals, depth)
             if not self.split.sampled_only:
                 excluded = _mask(self._known[phase], index, scores.shape[1])
-                full.append(full_hits(scores, targets, excluded, depth))
-        users = torch.cat(seen)
+                full[here] = full_hits(scores, targets, excluded, depth)
+        users = seen[:done]
         total = torch.from_numpy(held_out.lengths[users.numpy()])
-        of_sample = None if candidates is None else per_user(torch.cat(sampled), total, self.ks)
+        of_sample = None if candidates is None else per_user(sampled[:done], total, self.ks)
         if self.split.sampled_only:
             assert of_sample is not None
             main, beside = of_sample, None
         else:
-            main, beside = per_user(torch.cat(full), total, self.ks), of_sample
+            main, beside = per_user(full[:done], total, self.ks), of_sample
         return Result(
             main=mean(main),
             sampled99=None if beside is None else mean(beside),
