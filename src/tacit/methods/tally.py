@@ -56,6 +56,7 @@ class Tally(Method):
     own, and the sums are the rows, and for A the columns too, of these items.
     """
 
+    dim: int = 1  # no vectors: a block of users to rank is cut by their scores alone
     windows: tuple[int, ...] = (1, 20)  # W of each time scale
     decays: tuple[float, ...] = (1.0, 0.9)  # γ of each time scale
     ridge: tuple[float, ...] = (0.3, 1.0, 4.0)  # λ, as a multiple of A's mean diagonal (to a power of two)
