@@ -61,6 +61,19 @@ CASES = {
     ),
     "fedlightgcn": Case(quick={"dim": 8, "epochs": 1}, planted={"optimizer": "sgd", "lr": 2.0, "table_lr": 2000.0}),
     "gfcf": Case(quick={"rank": (2, 4, 8, 16)}, planted={}),
+    "gpfedrec": Case(
+        quick={"dim": 8, "layers": (8, 4), "lr": 0.5, "user_lr": 1.0, "table_lr": 50.0, "init": 0.3},
+        planted={
+            "lr": 2.0,
+            "user_lr": 8.0,
+            "table_lr": 2000.0,
+            "init": 0.5,
+            "layers": (32,),
+            "batch": 0,
+            "guidance": 0.3,
+        },
+        rounds=20,
+    ),
     "lightgcn": Case(quick={"dim": 8}, planted={}, rounds=20),
     "localmf": Case(quick={"dim": 8, "aggregate_from": 1}),
     "fedrap": Case(
