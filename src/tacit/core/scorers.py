@@ -117,8 +117,9 @@ def perceptron_step(
     B = max(int(number.max()), 1)
     place = torch.arange(len(client)) - (number.cumsum(0) - number)[client] + client * B  # in (C, B), flat
     row = row + client * L  # in (C, L), flat
-    rows = table.new_zeros(C, B, d)
-    rows.view(-1, d)[place] = table.reshape(-1, d)[row]
+    taken = torch.zeros(C * B, dtype=torch.long)
+    taken[place] = row  # padding takes any row: its slope is zero
+    rows = table.reshape(-1, d).index_select(0, taken).view(C, B, d)
     count, positive = table.new_zeros(2, C, 1, B)
     count.view(-1)[place] = batch.count.reshape(-1)[row]
     positive.view(-1)[place] = batch.positive.reshape(-1)[row]
@@ -139,9 +140,13 @@ def perceptron_step(
     grads |= {"b0": total[:, 0], "w0": torch.cat([user.mT @ total, rows.mT @ back], 1), "user": total @ of_user.mT}
     if "items" in names:
         if "items" not in scratch:
-            scratch["items"] = torch.empty_like(table)
-        grads["items"] = scratch["items"].zero_()
-        grads["items"].view(-1, d)[row] = (back @ of_row.mT).view(-1, d)[place]
+            scratch["items"] = torch.empty_like(table, memory_format=torch.contiguous_format)
+        spread = torch.full((C * L,), C * B)  # the last of the following rows is zero
+        spread[row] = place
+        of_rows = table.new_zeros(C * B + 1, d)
+        torch.bmm(back, of_row.mT, out=of_rows[:-1].view(C, B, d))
+        torch.index_select(of_rows, 0, spread, out=scratch["items"].view(-1, d))
+        grads["items"] = scratch["items"]
     return loss, {n: grads[n] for n in names}
 
 
