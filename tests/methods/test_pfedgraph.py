@@ -73,6 +73,12 @@ def test_blocks_of_items_do_not_show(monkeypatch):
     expected[4] = 0.25 * tables[4] + 0.75 * (0.4 * tables[1] + 0.6 * tables[4])
     mix(tables, ids, torch.tensor([[0.9, 0.1], [0.4, 0.6]]), 0.25)
     torch.testing.assert_close(tables, expected)
+    everyone = torch.arange(len(tables))
+    flat = tables.flatten(1).double()
+    torch.testing.assert_close(gram(tables, everyone), flat @ flat.T)
+    graph = torch.rand(len(tables), len(tables), generator=torch.Generator().manual_seed(0))
+    mix(tables, everyone, graph)
+    torch.testing.assert_close(tables.flatten(1).double(), graph.double() @ flat)
 
 
 def test_only_a_share_of_those_who_came_is_mixed(federation):

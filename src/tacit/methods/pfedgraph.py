@@ -120,10 +120,10 @@ def portions(weight: Tensor) -> Tensor:
 
 def gram(tables: Tensor, ids: Tensor, start: Tensor | None = None) -> Tensor:
     """(n, n) inner products of these clients' tables, or of what they added to a starting one, in double precision."""
-    out = np.zeros((len(ids), len(ids)))
+    out, rows = np.zeros((len(ids), len(ids))), _places(tables, ids)
     for first in range(0, tables.shape[1], BLOCK):
         items = slice(first, first + BLOCK)
-        mine = tables[:, items][ids]
+        mine = tables[:, items][rows]
         flat = (mine if start is None else mine - start[items]).flatten(1).numpy()
         out += flat @ flat.T  # NumPy knows a matrix times itself: half the work
     return torch.from_numpy(out)
@@ -131,9 +131,14 @@ def gram(tables: Tensor, ids: Tensor, start: Tensor | None = None) -> Tensor:
 
 def mix(tables: Tensor, ids: Tensor, graph: Tensor, own: float = 0.0) -> None:
     """Replace these clients' tables by own · θ_i + (1 − own) · Σ_j w_ij θ_j, in place."""
-    weights = (1 - own) * graph
+    weights, rows = (1 - own) * graph, _places(tables, ids)
     weights.diagonal().add_(own)
     for first in range(0, tables.shape[1], BLOCK):
         items = slice(first, first + BLOCK)
-        mine = tables[:, items][ids]  # (n, B, d)
-        tables[ids, items] = (weights @ mine.flatten(1)).view_as(mine)
+        mine = tables[:, items][rows]  # (n, B, d)
+        tables[rows, items] = torch.from_numpy(weights.numpy() @ mine.flatten(1).numpy()).view_as(mine)
+
+
+def _places(tables: Tensor, ids: Tensor) -> Tensor | slice:
+    """Where these clients' tables are; all of them are read where they are, without a copy."""
+    return slice(None) if torch.equal(ids, torch.arange(len(tables))) else ids
