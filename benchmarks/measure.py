@@ -34,17 +34,24 @@ def federation(data: str, pooled: bool = False) -> Federation:
 
 
 class Round:
-    """The first training round of a method; called again it does the same work."""
+    """A training round of a method, the first or a later one; called again it does the same work."""
 
-    def __init__(self, method: Method, federation: Federation, threads: int = 1) -> None:
+    def __init__(self, method: Method, federation: Federation, threads: int = 1, number: int = 1) -> None:
         self.method = method
+        self.number = number
         self.ids = sample(federation.n_clients, method.fraction, federation.seed, round=1)
         self.interactions = int(federation.sizes[self.ids.numpy()].sum())
         self.server = method.init_server(federation)
         self.fleet = SimulatedFleet(method, federation, threads=threads)
+        for earlier in range(1, number):
+            self.server = self._run(earlier)
 
     def __call__(self) -> State:
-        return self.method.aggregate(self.server, self.fleet.train(self.server, self.ids, 1, Traffic()), Moment(1, 0))
+        return self._run(self.number)
+
+    def _run(self, number: int) -> State:
+        uploads = self.fleet.train(self.server, self.ids, number, Traffic())
+        return self.method.aggregate(self.server, uploads, Moment(number, 0))
 
 
 @dataclass

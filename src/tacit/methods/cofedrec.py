@@ -29,7 +29,7 @@ class CoFedRec(PFedRec):
     cluster are most like the drawn client's, up to the elbow of the sorted similarities, get the mean of their tables;
     everybody else goes on from their own. The labels of the items come down as well: clients keep rows of one cluster
     together by a supervised contrast over the whole table, from the second round on.
-    Departures from the paper: docs/decisions/0008-cofedrec.md.
+    Departures from the paper: docs/decisions/0015-cofedrec.md.
     """
 
     epochs: int = 2

@@ -20,7 +20,7 @@ class FedCA(PFedGraph):
 
     Symbols: s_ij -> similarity, c_ij -> complement, α -> complementary, β -> similar, ρ -> own. A client sends the
     principal directions of the rows it trained on beside its table.
-    Departures from the paper: docs/decisions/0007-mixtures.md.
+    Departures from the paper: docs/decisions/0014-mixtures.md.
     """
 
     own: float = 0.9  # ρ, of a client's own table beside its mixture

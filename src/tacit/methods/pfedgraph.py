@@ -25,7 +25,7 @@ class PFedGraph(Method):
 
     Symbols: θ_i -> the i-th of the server's `tables`, θ⁰ -> `start`, w_i -> a row of `graph`, p -> the clients' shares
     of the data, α -> prior, λ -> proximity. The score is FedMF's. A client that is not mixed goes on from its own.
-    Departures from the paper: docs/decisions/0007-mixtures.md.
+    Departures from the paper: docs/decisions/0014-mixtures.md.
     """
 
     share: float = 0.1  # of a round's clients that are mixed, with one another
