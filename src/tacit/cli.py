@@ -21,7 +21,7 @@ from tacit.core.rounds import Plan, Progress
 from tacit.data import imported, sources
 from tacit.data.summary import summarise
 from tacit.errors import UserError
-from tacit.runs import experiments, life, report, skew
+from tacit.runs import experiments, life, report, skew_study
 from tacit.runs.compare import Row, compare, sanity
 from tacit.runs.folder import to_json
 from tacit.runs.run import Run, Summary, Watch, reopen, start
@@ -209,7 +209,7 @@ def skew_command(
         sources.load(data, min_interactions, progress)
     with stopping(f"what was finished is in {folder}"), rounds_bar() as watching:
         options = {"min_interactions": min_interactions, "protocol": protocol, "seed": seed, "threads": threads}
-        groups = skew.study(folder, data, users, rounds, watching, **options)
+        groups = skew_study.study(folder, data, users, rounds, watching, **options)
     out.print(report.skew(groups))
     out.print(f"every round is in {folder / 'skew.jsonl'}, the paths in {folder / 'trajectories.csv'}", markup=False)
 

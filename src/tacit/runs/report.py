@@ -12,7 +12,7 @@ from tacit.evaluation.metrics import Metrics
 from tacit.runs.compare import Row
 from tacit.runs.experiments import Cell, Experiment, headings, table_rows
 from tacit.runs.run import Recommendation, Summary
-from tacit.runs.skew import Group, apart, every
+from tacit.runs.skew_study import Group, apart, every
 
 
 def columns(protocol: str) -> list[tuple[str, bool]]:

@@ -4,13 +4,13 @@ import json
 import numpy as np
 import pytest
 
-from tacit.runs import report, skew
+from tacit.runs import report, skew_study
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     out = tmp_path_factory.mktemp("skew")
-    return skew.study(out, "demo", users=2, rounds=4, threads=1, protocol="paper"), out
+    return skew_study.study(out, "demo", users=2, rounds=4, threads=1, protocol="paper"), out
 
 
 def test_every_round_of_every_group_is_written(found):
@@ -34,17 +34,17 @@ def test_trajectories_have_a_point_for_every_user_group_and_round(found):
 def test_averaging_takes_vectors_away_from_where_they_go_alone(found):
     groups, _ = found
     averaged, alone, _ = groups
-    gaps = skew.apart(alone, averaged)
+    gaps = skew_study.apart(alone, averaged)
     assert gaps[0] == pytest.approx(0, abs=1e-5)  # in the first round everyone starts from the same table
     assert gaps[-1] > 0.01
-    one = skew.Group("x", [None], np.array([[[3.0, 4.0]]]), [0.0])
-    other = skew.Group("y", [None], np.array([[[3.0, 3.0]]]), [0.0])
-    assert skew.apart(one, other) == [pytest.approx(0.2)]
+    one = skew_study.Group("x", [None], np.array([[[3.0, 4.0]]]), [0.0])
+    other = skew_study.Group("y", [None], np.array([[[3.0, 3.0]]]), [0.0])
+    assert skew_study.apart(one, other) == [pytest.approx(0.2)]
 
 
 def test_the_table_has_the_rounds_a_person_reads(found):
     groups, _ = found
-    assert skew.every(100) == [1, 11, 21, 31, 41, 50, 60, 70, 80, 90, 100]
+    assert skew_study.every(100) == [1, 11, 21, 31, 41, 50, 60, 70, 80, 90, 100]
     table = report.skew(groups)
     assert table.row_count == 4
     assert len(table.columns) == 1 + 2 * 6 + 1
