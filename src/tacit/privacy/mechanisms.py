@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit import rng
-from tacit.core.payload import Each, Field, Payload, Rows, Shared, Sparse
+from tacit.core.payload import Each, Field, Payload, Product, Rows, Shared, Sparse
 from tacit.errors import UserError
 from tacit.privacy.accountant import Noise, local_epsilon, local_ratio
 
@@ -133,6 +133,8 @@ def _part(name: str, field: Field, down: Payload) -> _Part:
         )
     if isinstance(field, Shared):
         raise UserError(f"'{name}' of the upload is one value for all clients; noise needs one for each of them")
+    if isinstance(field, Product):  # noise goes on the matrix that is sent, not on its factors
+        field = Each(field.dense(), field.private)
     if not field.value.is_floating_point():
         kind = str(field.value.dtype).removeprefix("torch.")
         raise UserError(f"'{name}' of the upload is of type {kind}: noise can be added to real numbers alone")
