@@ -59,7 +59,7 @@ CASES = {
         },
         rounds=40,
     ),
-    "fedlightgcn": Case(quick={"dim": 8, "epochs": 1}, planted={"optimizer": "sgd", "lr": 2.0, "table_lr": 2000.0}),
+    "fedlightgcn": Case(quick={"dim": 8}, planted={"lr": 2.0, "table_lr": 2000.0}),
     "gfcf": Case(quick={"rank": (2, 4, 8, 16)}, planted={}),
     "gpfedrec": Case(
         quick={"dim": 8, "layers": (8, 4), "lr": 0.5, "user_lr": 1.0, "table_lr": 50.0, "init": 0.3},

@@ -29,12 +29,12 @@ class FedLightGCN(Method):
     Departures: docs/decisions/0009-lightgcn.md.
     """
 
-    lr: float = 1.0
-    table_lr: float = 1000.0
+    lr: float = 3.0
+    table_lr: float = 3000.0
     epochs: int = 1
     optimizer: Optimizer = "sgd"
     init: float = 0.1
-    layers: int = 2  # K
+    layers: int = 1  # K
     objective: Literal["bpr", "bce"] = "bpr"
     l2: float = 1e-4  # λ of the layer-0 vectors in a batch
     elsewhere: float = 100.0  # interactions an item is taken to have with users of other clients
@@ -85,6 +85,7 @@ class LightGCN(FedLightGCN):
     rounds: int = 60
     negatives: int = 1
     optimizer: Optimizer = "adam"
+    layers: int = 2
     elsewhere: float = 0.0  # there is nobody else
 
     name: ClassVar[str] = "lightgcn"

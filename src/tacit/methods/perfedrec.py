@@ -29,7 +29,7 @@ class PerFedRec(FedLightGCN):
     own: float = 1 / 3  # the three weights; a client that has not trained yet has its start for its own
     near: float = 1 / 3
     wide: float = 1 / 3
-    start: Literal["cluster", "global"] = "cluster"  # the table that training starts from
+    start: Literal["cluster", "global"] = "global"  # the table that training starts from
     weighting: Literal["size", "uniform"] = "uniform"
     scored_with: Literal["server", "own"] = "own"
 
