@@ -3,7 +3,7 @@
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Method, Moment
-from tacit.core.payload import State
+from tacit.core.payload import Payload, State
 from tacit.core.rounds import sample
 from tacit.data.cohort import Federation
 from tacit.data.sources import load
@@ -43,6 +43,7 @@ class Round:
         self.interactions = int(federation.sizes[self.ids.numpy()].sum())
         self.server = method.init_server(federation)
         self.fleet = SimulatedFleet(method, federation, threads=threads)
+        self.cpu_clients: list[float] = []  # of each round: what its clients took, the server's work left out
         for earlier in range(1, number):
             self.server = self._run(earlier)
 
@@ -50,8 +51,18 @@ class Round:
         return self._run(self.number)
 
     def _run(self, number: int) -> State:
+        return self.method.aggregate(self.server, self._uploads(number), Moment(number, 0))
+
+    def _uploads(self, number: int) -> Iterator[Payload]:
+        self.cpu_clients.append(0.0)
         uploads = self.fleet.train(self.server, self.ids, number, Traffic())
-        return self.method.aggregate(self.server, uploads, Moment(number, 0))
+        while True:
+            start = time.process_time()
+            up = next(uploads, None)
+            self.cpu_clients[-1] += time.process_time() - start
+            if up is None:
+                return
+            yield up
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """What a training round of each method costs: CPU seconds on one thread, at the public code's epochs and batch."""
 
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 from benchmarks.measure import Round, federation, in_turns
@@ -16,12 +17,15 @@ METHODS: dict[str, Settings] = {
     "fedncf": {"dim": 32, "layers": (32, 16, 8)} | _ADAM,
     "pfedgraph": {"dim": 16} | _ADAM | {"epochs": 10},
     "fedca": {"dim": 16} | _ADAM | {"epochs": 10},
+    "pfedrec": {"dim": 32, "epochs": 1, "batch": 256, "fraction": 1.0},
+    "fedrap": {"dim": 32, "epochs": 10, "batch": 2048, "fraction": 1.0},
+    "gpfedrec": {"dim": 32, "layers": (32, 16, 8), "epochs": 1, "batch": 256, "fraction": 1.0},
     "cofedrec": {"dim": 32, "epochs": 2, "batch": 256, "fraction": 1.0},
 }
 
 
 def costs(methods: Mapping[str, Settings] = METHODS, data: str = "ml-100k", repeats: int = 5) -> dict[str, Any]:
-    """Name -> settings, CPU seconds and microseconds per interaction of a training round."""
+    """Name -> settings, CPU seconds (the clients' part of them, too) and microseconds per interaction of a round."""
     built = {name: build(find(name), dict(settings)) for name, settings in methods.items()}
     # the second round: some losses have terms that need what a first one left on the server
     rounds = {name: Round(_trained(m), federation(data, m.pooled), number=2) for name, m in built.items()}
@@ -33,6 +37,7 @@ def costs(methods: Mapping[str, Settings] = METHODS, data: str = "ml-100k", repe
             "interactions": round.interactions,
             "cpu": times[name].median_cpu,
             "cpu_each": times[name].cpu,
+            "cpu_clients": median(round.cpu_clients[-repeats:]),
             "us_per_interaction": 1e6 * times[name].median_cpu / round.interactions,
         }
         for name, round in rounds.items()
