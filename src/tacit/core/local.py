@@ -1,6 +1,7 @@
 """The first of the two loops: training on clients, stacked. The same code runs in simulation and on a device."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -31,8 +32,9 @@ def _train(method: Method, p: State, phase: Phase, number: int, data: Cohort) ->
         p |= method.epoch_start(p)
         last = epoch == phase.epochs - 1
         for batch in data.batches(number, epoch, phase.batch, report=last, ranked=phase.ranked):
-            for turn in phase.turns:
-                loss = _step(method, p, phase, batch, turn, optimiser)
+            for turn in phase.turns[:-1]:  # the last turn's loss is the one that is read
+                _step(method, p, phase, replace(batch, report=False), turn, optimiser)
+            loss = _step(method, p, phase, batch, phase.turns[-1], optimiser)
             if last:
                 mean += loss * batch.size * batch.active
                 total += batch.size * batch.active
