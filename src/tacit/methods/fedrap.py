@@ -31,7 +31,7 @@ class FedRAP(PFedRec):
     personal_lr: float = 0.0  # of D alone; 0: the same as C's
     epochs: int = 10
     batch: int = 2048
-    independence: float = 0.1
+    independence: float = 0.001
     sparsity: float = 1e-3
     anneal: bool = True  # λ_a = λ·tanh(a / 10) and μ_a likewise; the public code has it, and does not use it
     step_decay: float = 0.95  # of the rates, a step

@@ -25,7 +25,7 @@ class GPFedRec(FedNCF):
     guidance. The client's loss is BCE + λ·MSE(items, target) over the whole table. A row that no sample of a round
     touches only moves towards its target, by the same factor in every step: the closed form writes it after training
     (plain SGD alone; with another optimiser every row trains). A client ranks with the table its training left.
-    Departures from the paper, the server's cost and how the settings were chosen: docs/decisions/0009-gpfedrec.md.
+    Departures from the paper, the server's cost and how the settings were chosen: docs/decisions/0008-gpfedrec.md.
     """
 
     dim: int = 32
