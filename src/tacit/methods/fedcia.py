@@ -29,7 +29,7 @@ class FedCIA(Method):
     items it has. `align_steps` descends towards it instead, as the public code does. With `rank` = 0 whole matrices
     travel, M × M values; with r, factors of M × r (Sec. 5.4.2). Aggregations of Table 3: `collaborative`, `mean`
     (FedAvg of the tables) and `alone`. Backbones: `mf`, `lightgcn`, `mlp`, and `gfcf`, which has no parameters
-    (Sec. 5.3). `widths` gives clients tables of different width in turn. Decisions: docs/decisions/0012-fedcia.md.
+    (Sec. 5.3). `widths` gives clients tables of different width in turn. Decisions: docs/decisions/0013-fedcia.md.
     """
 
     backbone: Literal["mf", "lightgcn", "mlp", "gfcf"] = "mf"
