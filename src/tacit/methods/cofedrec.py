@@ -42,6 +42,7 @@ class CoFedRec(PFedRec):
 
     name: ClassVar[str] = "cofedrec"
     paper: ClassVar[str] = "He et al. 2024, Co-clustering for Federated Recommender System"
+    individual: ClassVar[str] = "it groups clients by their tables and averages within the group alone"
 
     @property
     def every_row(self) -> bool:  # type: ignore[override]
