@@ -23,7 +23,7 @@ from tacit.methods.fedcia import (
 from tacit.methods.gfcf import graph_filter, leading
 from toys import few_clients, few_users
 
-SMALL = {"dim": 8, "epochs": 1, "batch": 64}
+SMALL = {"dim": 8, "epochs": 1, "batch": 64, "lr": 0.005, "init": 0.1}
 
 
 def made(**settings):

@@ -44,13 +44,13 @@ class FedCIA(Method):
     directions: int = 32  # of the ideal filter; `gfcf` alone
 
     dim: int = 64
-    lr: float = 0.01
-    epochs: int = 2
+    lr: float = 0.02
+    epochs: int = 5
     batch: int = 1024
     negatives: int = 1
     rounds: int = 30
     optimizer: Optimizer = "adam"
-    init: float = 0.1
+    init: float = 0.01
     l2: float = 1e-3  # of the vectors in a batch
     weighting: Literal["size", "uniform"] = "uniform"
     scored_with: Literal["server", "own"] = "own"
@@ -102,13 +102,19 @@ class FedCIA(Method):
         p = dict(clients)
         if "items" in down:
             p["items"] = down["items"].expand(len(data.ids), -1, -1)
-        elif data.round > 1 and len(down.fields):
-            factor = down["factor"] if self.rank else leading_factor(down["similarity"], self.dim)
+        elif (factor := self.relation(down)) is not None:
             if self.align_steps:
                 p["factor"] = factor.expand(len(data.ids), -1, -1)
             else:
                 p["items"] = aligned(p["items"], factor, self.columns(data.ids), self.align)
         return p
+
+    def relation(self, down: Payload) -> Tensor | None:
+        """The factor of C_s, (M, r); None before there is one."""
+        if not down.fields:
+            return None
+        factor = down["factor"] if self.rank else leading_factor(down["similarity"], self.dim)
+        return factor if factor.any() else None
 
     def phases(self, round: int) -> list[Phase]:
         """Alignment by descent where that is asked for, then BPR."""
@@ -158,8 +164,10 @@ class FedCIA(Method):
         return {"similarity": (total / count).float()}
 
     def serve(self, clients: State, down: Payload, data: Cohort, phase: str) -> State:
-        """Its own items as training left them."""
-        return dict(clients)
+        """Its own items, fitted to the newest C_s: a round of Algorithm 1 ends with that (lines 15–18)."""
+        if self.aggregation == "mean" or self.align_steps:
+            return dict(clients)
+        return FedCIA.receive(self, clients, down, data)
 
     def footprint(self, size: int, n_items: int) -> int:
         """The whole table."""
