@@ -21,6 +21,10 @@ METHODS: dict[str, Settings] = {
     "fedrap": {"dim": 32, "epochs": 10, "batch": 2048, "fraction": 1.0},
     "gpfedrec": {"dim": 32, "layers": (32, 16, 8), "epochs": 1, "batch": 256, "fraction": 1.0},
     "cofedrec": {"dim": 32, "epochs": 2, "batch": 256, "fraction": 1.0},
+    # FedCIA's public code has 512 columns, for its hundred clients of many users
+    "fedlightgcn": {"dim": 64, "layers": 5, "negatives": 1} | _ADAM | {"epochs": 1, "batch": 4096},
+    "perfedrec": {"dim": 64, "layers": 3, "negatives": 1} | _ADAM | {"epochs": 1, "batch": 1024},
+    "lightgcn": {"dim": 64, "layers": 3, "negatives": 1, "batch": 2048},
 }
 
 
