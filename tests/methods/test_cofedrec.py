@@ -62,7 +62,7 @@ def test_similar_clients_are_those_before_the_elbow():
 def test_items_are_clustered_by_the_mean_table():
     centre = torch.tensor([[4.0, 0, 0], [0, 4, 0], [0, 0, 4]])
     belongs = torch.tensor([0, 1, 2, 0, 1, 2, 2, 0])
-    tables = centre[belongs] + 0.5 * drawn(40)
+    tables = centre[belongs] + 4.0 * drawn(400)  # one table alone shows nothing
     labels = aggregated(SMALL, tables)["labels"]
     assert labels.dtype == torch.uint8
     expected = KMeans(3, n_init=10, random_state=0).fit(tables.mean(0).numpy()).labels_
