@@ -90,6 +90,11 @@ class Method:
         """The class that carries out these settings, where one name stands for several."""
         return cls
 
+    @property
+    def own_leaves(self) -> tuple[str, ...]:
+        """The shared leaves that stay with a client as training left them, for ranking alone."""
+        return self.shared if self.scored_with == "own" else ()
+
     def length(self) -> int:
         """How many rounds a run has."""
         return self.rounds
@@ -194,8 +199,8 @@ class Method:
     def keep(self, p: State, down: Payload, data: Cohort) -> dict[str, Tensor | Rows]:
         """What stays on the client until its next round; a table that comes as `Rows` is replaced whole."""
         kept: dict[str, Tensor | Rows] = {n: p[n] for n in (*self.private, *self.kept)}
-        if self.scored_with == "own":
-            for n in self.shared:
+        if self.own_leaves:
+            for n in self.own_leaves:
                 field = self.whole(n, p, down, data)
                 kept[f"own_{n}"] = field if isinstance(field, Rows) else field.dense()
             kept["trained"] = torch.ones(len(data.ids))
@@ -208,9 +213,9 @@ class Method:
     def serve(self, clients: State, down: Payload, data: Cohort, phase: str) -> State:
         """The leaves a client ranks with. `phase` is `valid` or `test`."""
         p = self.receive(clients, down, data)
-        if self.scored_with == "own":
+        if self.own_leaves:
             trained = clients["trained"] > 0  # (C,); a client that never took part ranks with what the server sends
-            for n in self.shared:
+            for n in self.own_leaves:
                 own = clients[f"own_{n}"]
                 p[n] = own if trained.all() else torch.where(trained.view(-1, *[1] * (own.dim() - 1)), own, p[n])
         return p

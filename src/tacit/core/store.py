@@ -41,9 +41,9 @@ class ClientStore:
                     if name not in self.leaves:
                         self.leaves[name] = self._allocate(name, (len(owners), *value.shape[1:]), value.dtype)
                     self.leaves[name][ids - owners.start] = value
-        if method.scored_with == "own":
+        if method.own_leaves:
             one = method.downlink(method.init_server(federation), torch.arange(1))
-            for name in method.shared:
+            for name in method.own_leaves:
                 field = one.fields[name]
                 value = field.dense()[0] if isinstance(field, Each) else field.dense()
                 self.leaves[f"own_{name}"] = self._allocate(
