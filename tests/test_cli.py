@@ -158,6 +158,26 @@ def test_a_run_ends_with_a_table_recommendations_and_json(tacit, place, method):
     assert sorted(p.name for p in place.iterdir()) == ["run"]
 
 
+def test_a_plug_in_is_an_option(tacit, place):
+    settings = ("--set", "dim=4", "--plug", "plgc:beta=0.2,regulariser=au")
+    code, out, _ = tacit("run", "fedmf", *QUICK, "--no-sanity", "--json", "--out", "run", *settings)
+    assert code == 0
+    summary = json.loads(out.splitlines()[-1])
+    assert summary["method"] == "plgc+fedmf"
+    assert {k: summary["settings"][k] for k in ("dim", "plgc_beta", "plgc_regulariser")} == {
+        "dim": 4, "plgc_beta": 0.2, "plgc_regulariser": "au",
+    }  # fmt: skip
+    assert tacit("recommend", "run", "--user", "3")[0] == 0
+    code, out, _ = tacit("compare", "fedmf", "fedncf", *QUICK, "--json", "--plug", "plgc:every=1")
+    assert code == 0
+    methods = [line["method"] for line in json.loads(out.splitlines()[-1])]
+    assert methods[:2] == ["plgc+fedmf", "plgc+fedncf"]
+    assert_one_sentence(tacit("run", "fedmf", *QUICK, "--plug", "plcg"), "unknown plug-in 'plcg'", "plgc")
+    assert_one_sentence(tacit("run", "tally", *QUICK, "--plug", "plgc"), "plgc does not go over tally")
+    assert_one_sentence(tacit("run", "fedmf", *QUICK, "--plug", "plgc:bet=1"), "plgc_bet", "did you mean 'plgc_beta'")
+    assert "--plug plgc" in tacit("methods")[1]
+
+
 def test_noise_on_uploads_is_an_option(tacit, place):
     code, out, err = tacit(
         "run", "fedmf", *QUICK, "--no-sanity", "--ldp", "kind=unclipped-laplace,scale=0.5", "--json", "--out", "run"

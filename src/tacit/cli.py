@@ -45,6 +45,9 @@ DataName = Annotated[str, typer.Option("--data", help="data set; `tacit data lis
 ProtocolName = Annotated[str, typer.Option("--protocol", help="strict, paper, symmetric or ratio")]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="rounds; the method's own by default")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="a setting of the method, key=value; repeatable")]
+Plug = Annotated[
+    str | None, typer.Option("--plug", help="a plug-in over the method, as in plgc or plgc:beta=0.5,gamma=0.01")
+]
 Clients = Annotated[int, typer.Option("--clients", help="clients of many users; 0: one client per user")]
 AtLeast = Annotated[int, typer.Option("--min-interactions", help="only users with at least this many")]
 Select = Annotated[str, typer.Option("--select", help="validation metric that chooses the reported round")]
@@ -69,6 +72,7 @@ def run_command(
     rounds: Rounds = None,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     settings: Settings = None,
+    plug: Plug = None,
     clients: Clients = 0,
     min_interactions: AtLeast = 0,
     select: Select = "NDCG@10",
@@ -84,13 +88,14 @@ def run_command(
     as_json: AsJson = False,
 ) -> None:
     """Train a method on real data, evaluate it, and show what it would recommend."""
+    (method,), of_plug = _plugged([method], plug)
     asked = config(
         method=method,
         data=data,
         protocol=protocol,
         rounds=rounds,
         seed=seed,
-        settings=parse_pairs(settings or []),
+        settings=parse_pairs(settings or []) | of_plug,
         clients=clients,
         min_interactions=min_interactions,
         select=select,
@@ -116,6 +121,7 @@ def compare_command(
     rounds: Rounds = None,
     seeds: Annotated[str, typer.Option("--seeds", help="as in 0,1,2")] = "0",
     settings: Settings = None,
+    plug: Plug = None,
     clients: Clients = 0,
     min_interactions: AtLeast = 0,
     select: Select = "NDCG@10",
@@ -128,6 +134,7 @@ def compare_command(
 ) -> None:
     """Run several methods on the same ground and print one table."""
     numbers = _numbers(seeds)
+    names, of_plug = _plugged(names, plug)
     with downloading() as progress:
         sources.load(data, min_interactions, progress)
     with (
@@ -142,7 +149,7 @@ def compare_command(
             data=data,
             protocol=protocol,
             rounds=rounds,
-            settings=parse_pairs(settings or []),
+            settings=parse_pairs(settings or []) | of_plug,
             clients=clients,
             min_interactions=min_interactions,
             select=select,
@@ -282,6 +289,10 @@ def methods_command() -> None:
         about = (cls.__doc__ or "").strip().splitlines()[0]
         fields = ", ".join(f"{f.name}={_short(f.default)}" for f in dataclasses.fields(cls))
         table.add_row(name, about + (f" ({cls.paper})" if cls.paper else ""), fields)
+    for name, plug in registry.PLUGS.items():
+        about = (plug.__doc__ or "").strip().splitlines()[0]
+        fields = ", ".join(f"{f.name}={_short(f.default)}" for f in dataclasses.fields(plug))
+        table.add_row(f"--plug {name}", about, fields)
     out.print(table)
 
 
@@ -363,6 +374,15 @@ def _finish(run: Run, sanity_rows: bool, as_json: bool) -> None:
         out.print(report.recommendations(user, run.recent(user), run.recommend(user)))
     if as_json:
         print(to_json(dataclasses.asdict(summary)))
+
+
+def _plugged(names: list[str], plug: str | None) -> tuple[list[str], dict[str, str]]:
+    """The methods with `plug` over each, and the settings written behind it."""
+    if plug is None:
+        return names, {}
+    name, _, rest = plug.partition(":")
+    pairs = parse_pairs(rest.split(",") if rest else [])
+    return [f"{name}+{method}" for method in names], {f"{name}_{key}": value for key, value in pairs.items()}
 
 
 def _summary(run: Run, watch: Watch | None) -> Summary:

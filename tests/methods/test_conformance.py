@@ -9,7 +9,7 @@ from tacit.config import build
 from tacit.core.method import Method
 from tacit.core.payload import Each, Payload
 from tacit.errors import UserError
-from tacit.methods import known
+from tacit.methods import PLUGS, find, known
 
 # One entry per method. A method without one fails below, so that nobody forgets it.
 CASES = {
@@ -109,19 +109,54 @@ CASES = {
         rounds=15,
     ),
     "perfedrec": Case(quick={"dim": 8, "clusters": 3}, planted={"lr": 2.0, "table_lr": 2000.0}),
+    # tastes are found without mixing: a table of its own keeps what a client learns from the others
+    "plgc+fedmf": Case(
+        quick={"dim": 8, "epochs": 2, "table_lr": 50.0, "init": 0.3, "plgc_every": 1},
+        planted={"init": 0.3, "plgc_mixing": False},
+        rounds=15,
+    ),
+    "plgc+fedncf": Case(
+        quick={"dim": 8, "epochs": 1, "layers": (8, 4), "table_lr": 50.0, "init": 0.3},
+        planted={"lr": 2.0, "init": 0.5, "batch": 0, "layers": (32,), "plgc_mixing": False},
+        rounds=40,
+    ),
+    "plgc+fedrap": Case(
+        quick={"dim": 8, "lr": 0.5, "table_lr": 50.0, "init": 0.3, "epochs": 2, "independence": 0.01},
+        planted={
+            "lr": 1.0,
+            "table_lr": 1000.0,
+            "personal_lr": 1.0,
+            "init": 0.3,
+            "epochs": 1,
+            "independence": 0.01,
+            "plgc_mixing": False,
+        },
+        rounds=15,
+    ),
+    "plgc+perfedrec": Case(
+        quick={"dim": 8, "clusters": 3, "table_lr": 50.0, "init": 0.3},
+        planted={"lr": 2.0, "table_lr": 2000.0, "plgc_mixing": False},
+    ),
+    "plgc+pfedrec": Case(
+        quick={"dim": 8, "lr": 0.5, "table_lr": 50.0, "init": 0.3},
+        planted={"lr": 1.0, "table_lr": 1000.0, "init": 0.3, "plgc_mixing": False},
+        rounds=15,
+    ),
     "popularity": Case(),
     "tally": Case(quick={"ridge": (1.0, 2.0), "blend": (0.0, 0.3)}, planted={}),
 }
 
-methods = pytest.mark.parametrize("name", known())
+methods = pytest.mark.parametrize("name", CASES)
 
 
 def made(name):
-    return build(known()[name], CASES[name].quick)
+    return build(find(name), CASES[name].quick)
 
 
 def test_every_method_has_a_case_and_every_case_a_method():
-    assert set(CASES) == set(known()), "add a line to CASES for a new method"
+    plugged = {name for name in CASES if "+" in name}
+    assert set(CASES) - plugged == set(known()), "add a line to CASES for a new method"
+    assert {name.partition("+")[0] for name in plugged} == set(PLUGS), "and one for a new plug-in"
 
 
 @methods
