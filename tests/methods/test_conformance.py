@@ -133,6 +133,20 @@ CASES = {
         },
         rounds=15,
     ),
+    "plgc+gpfedrec": Case(
+        quick={"dim": 8, "layers": (8, 4), "lr": 0.5, "user_lr": 1.0, "table_lr": 50.0, "init": 0.3},
+        planted={
+            "lr": 2.0,
+            "user_lr": 8.0,
+            "table_lr": 2000.0,
+            "init": 0.5,
+            "layers": (32,),
+            "batch": 0,
+            "guidance": 0.3,
+            "plgc_mixing": False,
+        },
+        rounds=20,
+    ),
     "plgc+perfedrec": Case(
         quick={"dim": 8, "clusters": 3, "table_lr": 50.0, "init": 0.3},
         planted={"lr": 2.0, "table_lr": 2000.0, "plgc_mixing": False},

@@ -26,7 +26,7 @@ from tacit.methods.plgc import (
 from toys import few_clients
 
 SMALL = {"dim": 4, "init": 0.3, "lr": 0.2, "table_lr": 20.0, "epochs": 1, "batch": 0, "optimizer": "sgd"}
-BACKBONES = ("fedmf", "fedncf", "pfedrec", "fedrap", "perfedrec")
+BACKBONES = ("fedmf", "fedncf", "pfedrec", "fedrap", "perfedrec", "gpfedrec")
 
 
 def plugged(backbone="fedmf", **settings):
@@ -166,7 +166,7 @@ def test_the_share_is_that_of_the_traces_over_all_items():
         trace = float(torch.trace(tables[c] @ tables[c].T))
         assert p["plgc_share"][c].item() == pytest.approx(trace / (trace + wide), rel=1e-5)
     # a new epoch: the rows that training touched have moved
-    p["items"] = 2 * p["items"]
+    p["items"] = torch.where(data.real[..., None], 2 * p["items"], p["items"])
     again = method.epoch_start(p)["plgc_share"]
     for c in range(3):
         tables[c, data.rows[c][data.real[c]]] *= 2

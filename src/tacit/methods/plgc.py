@@ -89,21 +89,21 @@ class PLGC(Backbone):
         p["plgc_epoch"] = torch.tensor(-1)
         if not self.plgc_mixing:
             return p | ({"plgc_global": p["items"]} if self._local == "items" else {})
-        real = 1 if data.every_row else data.real[..., None].float()  # padding must not show in a trace
         sent = down["items"]
         if self._keeps:
             trained, local = clients["trained"] > 0, clients["plgc_local"]  # (C, M, d)
             if not trained.all():
                 local = torch.where(trained.view(-1, 1, 1), local, sent)
-            items = local if data.every_row else rows_of(local, data.rows, own=True) * real
+            items = local
+            if not data.every_row:  # padding as the backbone has it, so that nothing moves it
+                items = torch.where(data.real[..., None], rows_of(local, data.rows, own=True), p["items"])
             p |= {"plgc_global": p["items"], "items": items, "plgc_local": local, "plgc_squares": _squares(local)}
             p["plgc_rest_global"] = _squares(sent).expand(len(data.ids))
         else:
-            p |= {n: p[n] * real for n in ("items", self._local)}
             p["plgc_rest_global"] = _squares(sent) - _squares(p["items"])
             if data.every_row:
                 p["plgc_squares"] = _squares(p[self._local])
-        p["plgc_rest"] = p["plgc_squares"] - _squares(p[self._local])  # (C,) of the rows that stay as they are
+        p["plgc_rest"] = p["plgc_squares"] - _squares(p[self._local])  # (C,) of what does not move in training
         return p | {"plgc_share": self._share(p)}
 
     def _share(self, p: State) -> Tensor:
