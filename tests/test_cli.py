@@ -158,6 +158,18 @@ def test_a_run_ends_with_a_table_recommendations_and_json(tacit, place, method):
     assert sorted(p.name for p in place.iterdir()) == ["run"]
 
 
+def test_tables_are_diagnosed(tacit, place):
+    words = ("--set", "dim=4", "--no-sanity", "--out", "run", "--diagnose")
+    assert tacit("run", "fedmf", *QUICK, *words)[0] == 0
+    code, out, _ = tacit("diagnose", "run")
+    assert code == 0
+    assert "server: items" in out
+    assert "clients: ranked with" in out
+    lines = [json.loads(line) for line in tacit("diagnose", "run", "--json")[1].splitlines()]
+    assert {line["round"] for line in lines} == {1, 2}
+    assert all(len(line["spectrum"]) == 4 and 1 <= line["abundance"] <= 4 for line in lines)
+
+
 def test_a_plug_in_is_an_option(tacit, place):
     settings = ("--set", "dim=4", "--plug", "plgc:beta=0.2,regulariser=au")
     code, out, _ = tacit("run", "fedmf", *QUICK, "--no-sanity", "--json", "--out", "run", *settings)

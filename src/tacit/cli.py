@@ -21,7 +21,7 @@ from tacit.core.rounds import Plan, Progress
 from tacit.data import imported, sources
 from tacit.data.summary import summarise
 from tacit.errors import UserError
-from tacit.runs import experiments, life, report, skew_study
+from tacit.runs import diagnose, experiments, life, report, skew_study
 from tacit.runs.compare import Row, compare, sanity
 from tacit.runs.folder import to_json
 from tacit.runs.run import Run, Summary, Watch, reopen, start
@@ -85,6 +85,7 @@ def run_command(
     ldp: Noise = None,
     folder: Annotated[Path | None, typer.Option("--out", help="the run's folder")] = None,
     sanity_rows: Annotated[bool, typer.Option("--sanity/--no-sanity", help="popularity, EASE, oracle")] = True,
+    diagnosed: Annotated[bool, typer.Option("--diagnose", help="record `tacit diagnose` of every validation")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a method on real data, evaluate it, and show what it would recommend."""
@@ -109,6 +110,8 @@ def run_command(
     )
     with downloading() as progress:
         run = start(asked, folder, progress)
+    if diagnosed:
+        (run.folder.path / diagnose.FILE).touch()
     out.print(f"{method} on {data}, protocol {protocol}, seed {seed} → {run.folder.path}")
     _finish(run, sanity_rows, as_json)
 
@@ -249,6 +252,23 @@ def recommend_command(
         out.print(report.recommendations(user, run.recent(user), found))
 
 
+@app.command("diagnose")
+def diagnose_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="a line a table, group and round, with all singular values")
+    ] = False,
+) -> None:
+    """How the item tables of a run use their dimensions: at its best round, and at every round that was recorded."""
+    run = reopen(folder)
+    found = [*diagnose.recorded(folder), *diagnose.best(run)]
+    if as_json:
+        for line in found:
+            print(json.dumps(dataclasses.asdict(line)))
+    else:
+        out.print(report.diagnostics(found))
+
+
 @app.command("forget")
 def forget_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR")],
@@ -363,7 +383,10 @@ def _finish(run: Run, sanity_rows: bool, as_json: bool) -> None:
     """Train to the end and show everything a newcomer wants to see."""
     path = run.folder.path
     with stopping(f"go on with: tacit resume {path}"), rounds_bar() as watching:
-        summary = _summary(run, watching(run.config.method))
+        watch = watching(run.config.method)
+        if (path / diagnose.FILE).exists():
+            watch = _both(watch, diagnose.recorder(run))
+        summary = _summary(run, watch)
         rows = [Row(run.config.method, (summary,))]
         if sanity_rows:
             names = ["popularity", "ease", "oracle"] if run.split.n_items <= EASE_ITEMS else ["popularity", "oracle"]
@@ -374,6 +397,14 @@ def _finish(run: Run, sanity_rows: bool, as_json: bool) -> None:
         out.print(report.recommendations(user, run.recent(user), run.recommend(user)))
     if as_json:
         print(to_json(dataclasses.asdict(summary)))
+
+
+def _both(one: Watch, other: Watch) -> Watch:
+    def watch(progress: Progress, plan: Plan) -> None:
+        one(progress, plan)
+        other(progress, plan)
+
+    return watch
 
 
 def _plugged(names: list[str], plug: str | None) -> tuple[list[str], dict[str, str]]:

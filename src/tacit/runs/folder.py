@@ -62,6 +62,11 @@ class RunFolder:
         """summary.json, or None while the run is not finished."""
         return self._json("summary.json") if (self.path / "summary.json").exists() else None
 
+    @property
+    def best_round(self) -> int:
+        """The round of the best checkpoint, 0 before the first."""
+        return int(self._index().get("best_round", 0))
+
     def finish(self, summary: dict[str, Any]) -> None:
         """Write the result."""
         write_json(self.path / "summary.json", summary)

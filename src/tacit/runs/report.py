@@ -10,6 +10,7 @@ from rich.text import Text
 from tacit.data.summary import Summary as DataSummary
 from tacit.evaluation.metrics import Metrics
 from tacit.runs.compare import Row
+from tacit.runs.diagnose import Diagnosis
 from tacit.runs.experiments import Cell, Experiment, headings, table_rows
 from tacit.runs.run import Recommendation, Summary
 from tacit.runs.skew_study import Group, apart, every
@@ -130,6 +131,17 @@ def groups(summary: Summary) -> Table:
         table.add_column(metric, justify="right")
     for name, metrics in summary.groups.items():
         table.add_row(name, *(f"{metrics[m]:.4f}" for m in shown))
+    return table
+
+
+def diagnostics(found: Sequence[Diagnosis]) -> Table:
+    """How tables use their dimensions: means over the tables of a group."""
+    table = _table("singular values of item tables, means over tables")
+    for heading in ("round", "table", "users", "tables", "information abundance", "variance", "largest", "smallest"):
+        table.add_column(heading, justify="left" if heading in ("table", "users") else "right")
+    for d in found:
+        cells = (f"{d.abundance:.2f}", f"{d.variance:.3g}", f"{d.spectrum[0]:.3g}", f"{d.spectrum[-1]:.3g}")
+        table.add_row(str(d.round), f"{d.of}: {d.table}", d.group, str(d.tables), *cells)
     return table
 
 
