@@ -122,6 +122,7 @@ class Run:
         noise = self.mechanism
         budget = noise.epsilon if noise else None
         progress = federate(self.method, self.fleet, validate, self.plan, record, progress, budget)
+        progress.server = {}  # some have a table for every client, and the best round's comes from its file
         best = self.load_best()
         test = evaluator(self.fleet.scores(best, "test"), "test", by_activity(self.split))
         chosen = next((r for r in progress.history if r.round == progress.best_round), progress.history[-1])
