@@ -73,7 +73,7 @@ def test_a_client_of_many_users_is_grouped_by_their_mean():
 
 def test_who_has_not_taken_part_has_no_cluster_and_gets_everybodys_table():
     federation = few_clients(12)
-    method = PerFedRec(**SMALL)
+    method = PerFedRec(**SMALL, start="cluster")
     _, states, _ = rounds(method, federation, 2, ids=torch.tensor([0, 2, 3, 7, 9]))
     server = states[-1]
     there = torch.zeros(12, dtype=torch.bool)
