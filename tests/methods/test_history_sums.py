@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tacit.methods.history_sums import Sequences, gram, places, recent, recurrences, steps, transitions
@@ -35,6 +35,7 @@ def arrays(lists):
 
 @pytest.mark.parametrize(("windows", "decays"), SCALES)
 @given(lists=sequences)
+@settings(deadline=None)  # a busy machine is no fault of the sums
 def test_sums_are_those_of_the_histories(windows, decays, lists):
     laid = Sequences.of(arrays(lists))
     wide = len(windows) * ITEMS
