@@ -243,7 +243,16 @@ def recommend_command(
     k: Annotated[int, typer.Option("-k", min=1)] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """What a run's best model recommends to a user."""
+    """What a run's best model recommends to a user; on a node's folder, to one of the node's users."""
+    if (folder / "node.json").is_file():
+        from tacit.deploy import commands
+
+        known, found = commands.recommend(folder, user, k)
+        if as_json:
+            print(json.dumps([dataclasses.asdict(line) for line in found]))
+        else:
+            out.print(report.recommendations(user, known, found))
+        return
     run = reopen(folder)
     found = run.recommend(user, k)
     if as_json:
@@ -299,6 +308,107 @@ def update_command(
         f"({perf_counter() - began:.2f} s)",
         markup=False,
     )
+
+
+@app.command("keys")
+def keys_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="where they are kept, and added to")],
+    host: Annotated[list[str] | None, typer.Option("--host", help="name or address of the server; repeatable")] = None,
+    node: Annotated[list[str] | None, typer.Option("--node", help="name of a node; repeatable")] = None,
+) -> None:
+    """Make certificates and keys for a server and its nodes."""
+    from tacit.deploy import keys
+
+    for path in keys.make(folder, host or [], node or []):
+        out.print(str(path), markup=False)
+    out.print(f"the server gets {folder / 'server'}, a node its own folder below {folder / 'nodes'}", markup=False)
+    out.print(f"whoever has {folder / 'ca.key'} can pose as the server: keep it off both", markup=False)
+
+
+@app.command("server")
+def server_command(
+    method: Annotated[str, typer.Argument(help="`tacit methods` names them")],
+    catalogue: Annotated[Path, typer.Option("--catalogue", help="file with a column `item`, maybe `title`")],
+    folder: Annotated[Path, typer.Option("--out", help="the run's folder; one that was begun is gone on with")],
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="nodes to wait for before the first round")] = 1,
+    keys_folder: Annotated[Path | None, typer.Option("--keys", help="what `tacit keys` made for the server")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="no TLS and no keys; on this machine alone")] = False,
+    host: Annotated[str, typer.Option("--host", help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port")] = 8477,
+    protocol: ProtocolName = "strict",
+    rounds: Rounds = None,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+    settings: Settings = None,
+    together: Annotated[bool, typer.Option("--together", help="a client is a node, not each of its users")] = False,
+    select: Select = "NDCG@10",
+    evaluate_every: Every = 1,
+    patience: Patience = 0,
+    deadline: Annotated[float, typer.Option("--deadline", min=0.1, help="seconds a round waits for replies")] = 600,
+    least: Annotated[float, typer.Option("--least", min=0, max=1, help="share of clients that must reply")] = 0.5,
+    max_norm: Annotated[float, typer.Option("--max-norm", min=0, help="of a client's change; 0: 100 a value")] = 0,
+    wait: Annotated[float, typer.Option("--wait", min=0, help="seconds to wait for nodes")] = 3600,
+    as_json: AsJson = False,
+) -> None:
+    """Run a method over nodes on other machines; started again after a crash, it goes on."""
+    from tacit.deploy import commands
+
+    asked = config(
+        method=method,
+        data=catalogue.stem,
+        protocol=protocol,
+        rounds=rounds,
+        seed=seed,
+        settings=parse_pairs(settings or []),
+        select=select,
+        evaluate_every=evaluate_every,
+        patience=patience,
+    )
+    with stopping(f"start it again to go on with {folder}"):
+        summary = commands.server(
+            asked,
+            catalogue,
+            folder,
+            (host, port),
+            None if insecure else keys_folder,
+            insecure,
+            nodes=nodes,
+            together=together,
+            wait=wait,
+            terms={"deadline": deadline, "least": least, "max_norm": max_norm},
+        )
+    _table([Row(method, (summary,))])
+    if as_json:
+        print(json.dumps(dataclasses.asdict(summary)))
+
+
+@app.command("node")
+def node_command(
+    file: Annotated[Path, typer.Argument(help="CSV, Parquet or SQLite file of interactions; it stays here")],
+    server: Annotated[str, typer.Option("--server", help="host:port")],
+    folder: Annotated[Path, typer.Option("--folder", help="the node's own folder; keep it")],
+    keys_folder: Annotated[Path | None, typer.Option("--keys", help="what `tacit keys` made for this node")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="no TLS and no key; on this machine alone")] = False,
+    name: Annotated[str | None, typer.Option("--name", help="without keys: what the node is called")] = None,
+    user: Annotated[str, typer.Option("--user", help="column of user ids")] = "user",
+    item: Annotated[str, typer.Option("--item", help="column of item ids")] = "item",
+    time: Annotated[str | None, typer.Option("--time", help="column of times")] = None,
+    allow: Annotated[list[str] | None, typer.Option("--allow", help="a module:Class the server may ask for")] = None,
+    threads: Threads = 0,
+) -> None:
+    """Take part in runs with interactions that stay on this machine; Ctrl-C ends it."""
+    from tacit.deploy import commands
+
+    with stopping(f"what it has learnt is in {folder}; tacit recommend {folder} --user ID reads it"):
+        commands.node(
+            (file, user, item, time),
+            server,
+            folder,
+            None if insecure else keys_folder,
+            insecure,
+            name=name,
+            allow=tuple(allow or ()),
+            threads=threads,
+        )
 
 
 @app.command("methods")

@@ -1,11 +1,13 @@
-"""Data of the user's own: a CSV or Parquet file becomes a data set with a name."""
+"""Data of the user's own: a CSV, Parquet or SQLite file becomes a data set with a name."""
 
 import csv
 import gzip
 import io
 import re
+import sqlite3
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from tacit.data.raw import DATA_SETS
 from tacit.errors import UserError, unknown
 
 _SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
+_SQLITE = (".sqlite", ".sqlite3", ".db")
 _TIME_FORMATS = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M:%S%.f%#z")
 
 Fail = Callable[[int, str], UserError]  # index of a row, what is wrong with it
@@ -46,6 +49,22 @@ def import_file(
 def read_file(path: str | Path, user: str = "user", item: str = "item", time: str | None = None) -> Interactions:
     """The interactions in a file, without keeping them."""
     return _interactions(Path(path).name, _table(Path(path), user, item, time, None))
+
+
+def read_items(path: str | Path, item: str = "item") -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    """A catalogue: the ids in a file's column `item` in the order of the file, and titles where it has any."""
+    path = Path(path)
+    table, where = _read(path)
+    if item not in table.columns:
+        raise unknown(f"column of {path.name}", item, table.columns)
+    ids = _ids(table[item], "item", lambda row, problem: UserError(f"{path.name} {where(row)}: {problem}"))
+    if ids.n_unique() < len(ids):
+        repeated = int(ids.is_first_distinct().not_().arg_true()[0])
+        raise UserError(f"{path.name} {where(repeated)}: the item '{ids[repeated]}' is there twice")
+    if "title" not in table.columns:
+        return tuple(ids), None
+    titles = table["title"].cast(pl.String).str.strip_chars().replace("", None)
+    return tuple(ids), tuple(titles.fill_null(ids))
 
 
 def _table(path: Path, user: str, item: str, time: str | None, title: str | None) -> pl.DataFrame:
@@ -115,10 +134,12 @@ def _read(path: Path) -> tuple[pl.DataFrame, Callable[[int], str]]:
         raise UserError(f"{path.name} is empty; it needs a header and at least one interaction")
     if path.name.lower().endswith(".parquet"):
         return _read_parquet(path), lambda row: f"row {row + 1:,}"
+    if path.name.lower().endswith(_SQLITE):
+        return _read_sqlite(path), lambda row: f"row {row + 1:,}"
     for ending, separator in _SEPARATORS.items():
         if path.name.lower().endswith(ending):
             return _read_text(path, separator)
-    raise UserError(f"'{path.name}' has an unknown ending; known: {', '.join(_SEPARATORS)}, .parquet")
+    raise UserError(f"'{path.name}' has an unknown ending; known: {', '.join([*_SEPARATORS, '.parquet', *_SQLITE])}")
 
 
 def _read_parquet(path: Path) -> pl.DataFrame:
@@ -126,6 +147,25 @@ def _read_parquet(path: Path) -> pl.DataFrame:
         return pl.read_parquet(path)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise UserError(f"{path} is not a readable Parquet file ({str(error).splitlines()[0]})") from error
+
+
+def _read_sqlite(path: Path) -> pl.DataFrame:
+    """The table `interactions` or `items`, or the only one there is; the file is opened for reading alone."""
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as base:
+            found = [name for (name,) in base.execute("select name from sqlite_master where type in ('table', 'view')")]
+            named = [name for name in found if name in ("interactions", "items")] or found
+            if len(named) != 1:
+                raise UserError(
+                    f"{path.name} has the tables {', '.join(found) or 'none'}; call the one to read 'interactions'"
+                )
+            rows = base.execute('select * from "' + named[0].replace('"', '""') + '"')
+            columns = [column for column, *_ in rows.description]
+            return pl.DataFrame(rows.fetchall(), schema=columns, orient="row", infer_schema_length=None)
+    except sqlite3.Error as error:
+        raise UserError(f"{path.name} is not a readable SQLite file ({error})") from error
+    except (pl.exceptions.PolarsError, TypeError) as error:
+        raise UserError(f"{path.name} has a column of mixed types ({str(error).splitlines()[0]})") from error
 
 
 def _read_text(path: Path, separator: str) -> tuple[pl.DataFrame, Callable[[int], str]]:

@@ -137,10 +137,12 @@ def _ratio(seed: int, user: Ints, item: Ints, place: Ints, n: Ints) -> Ints:
 
 def _sampled(everything: Ragged, data: Interactions, phase: str, seed: int) -> Ints:
     """(n_users, 99) distinct items outside all of a user's interactions, drawn once for the phase."""
-    users = np.arange(data.n_users)
+    users = np.flatnonzero(everything.lengths)
     outside = Complement(everything, data.n_items)
-    rank = rng.distinct(seed, f"candidates/{phase}", users, outside.count, SAMPLED)
-    return np.where(rank < 0, -1, outside.item(users[:, None], np.maximum(rank, 0)))
+    rank = rng.distinct(seed, f"candidates/{phase}", users, outside.count[users], SAMPLED)
+    out = np.zeros((data.n_users, SAMPLED), dtype=np.int64)  # rows never written to, of users elsewhere, cost no memory
+    out[users] = np.where(rank < 0, -1, outside.item(users[:, None], np.maximum(rank, 0)))
+    return out
 
 
 def _as_ragged(padded: Ints) -> Ragged:

@@ -1,0 +1,147 @@
+"""What the commands `server`, `node` and `recommend` do."""
+
+import contextlib
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tacit.config import RunConfig
+from tacit.data.imported import read_file
+from tacit.data.interactions import Interactions
+from tacit.deploy.fleet import Terms
+from tacit.deploy.node import Node
+from tacit.deploy.node import recommend as recommend_here
+from tacit.deploy.server import Asked, prepare, run
+from tacit.deploy.vault import Vault
+from tacit.errors import UserError
+from tacit.runs.run import Recommendation, Summary
+
+Source = tuple[Path, str, str, str | None]  # file, and its columns of users, items and times
+
+
+def server(
+    asked: RunConfig,
+    catalogue: Path,
+    out: Path,
+    listen: tuple[str, int],
+    keys_folder: Path | None,
+    insecure: bool,
+    *,
+    terms: dict[str, float],
+    **options: Any,
+) -> Summary:
+    """Run rounds over nodes to the end."""
+    from tacit.deploy import flower, keys
+
+    _speak()
+    _say_insecure(keys_folder, insecure)
+    what = Asked(asked, catalogue, terms=Terms(**terms), **options)
+    folder, job = prepare(what, out)
+    secure: dict[str, Any] = {}
+    if keys_folder is not None:
+        for file in ("server.crt", "server.key"):
+            if not (keys_folder / file).exists():
+                raise UserError(f"there is no {keys_folder / file}; tacit keys DIR --host NAME makes it in DIR/server")
+        secure = {
+            "certificate": keys_folder / "server.crt",
+            "key": keys_folder / "server.key",
+            "nodes": keys.allowed(keys_folder),
+        }
+    with flower.Engine(*listen, **secure) as engine, _logged(out / "server.log"):
+        logging.getLogger("tacit.server").info("listening on %s:%d", listen[0], engine.port)
+        return run(what, folder, job, engine)
+
+
+def node(
+    source: Source,
+    address: str,
+    folder: Path,
+    keys_folder: Path | None,
+    insecure: bool,
+    *,
+    name: str | None,
+    allow: tuple[str, ...],
+    threads: int,
+) -> None:
+    """Answer a server until the process is told to end."""
+    from tacit.deploy import flower, keys
+
+    _speak()
+    _say_insecure(keys_folder, insecure)
+    vault = Vault(folder)
+    here = Node(_read(source), folder, name, threads, allow)
+    vault.write_json("source.json", [str(Path(source[0]).resolve()), *source[1:], list(allow)])
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    with _logged(folder / "node.log"):
+        flower.serve(
+            address,
+            here.answer,
+            None if keys_folder is None else keys_folder / "ca.crt",
+            None if keys_folder is None else keys.own(keys_folder / "node.key"),
+            stop=stop,
+        )
+
+
+def recommend(folder: Path, user: str, k: int) -> tuple[list[str], list[Recommendation]]:
+    """(titles of the user's latest items, the k best others), from a node's folder and file alone."""
+    written = Vault(folder).json("source.json")
+    if written is None:
+        raise UserError(f"{folder} does not say where its interactions are; start `tacit node` with it once")
+    path, *columns, allow = written
+    data = _read((Path(path), *columns))
+    found = recommend_here(folder, data, user, k, tuple(allow))
+    titles = _titles(folder)
+    mine = np.flatnonzero(data.user == data.user_index(user))
+    if data.time is not None:
+        mine = mine[np.argsort(data.time[mine], kind="stable")]
+    recent = [str(data.item_ids[i]) for i in data.item[mine][::-1][:5]]
+    return [titles.get(item, item) for item in recent], found
+
+
+def _titles(folder: Path) -> dict[str, str]:
+    vault = Vault(folder)
+    job = vault.json(f"{vault.current}/job.json")
+    return dict(zip(job["items"], job["titles"], strict=True)) if job["titles"] else {}
+
+
+def _read(source: Source) -> Interactions:
+    return read_file(*source)
+
+
+def _say_insecure(keys_folder: Path | None, insecure: bool) -> None:
+    if keys_folder is None and not insecure:
+        raise UserError(
+            "name the keys with --keys (tacit keys makes them), or ask for --insecure on this machine alone"
+        )
+
+
+def _speak() -> None:
+    """What happens, on standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    log = logging.getLogger("tacit")
+    log.setLevel(logging.INFO)
+    log.handlers = [handler]
+    log.propagate = False
+
+
+@contextlib.contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    """What happens, in a file as well."""
+    path.touch(mode=0o600)
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log = logging.getLogger("tacit")
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()

@@ -1,0 +1,371 @@
+"""The clients of a federation on their own machines: one message per node and round carries the stacked payload."""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tacit.core.fleet import Traffic
+from tacit.core.method import Method
+from tacit.core.payload import Payload, State
+from tacit.data.cohort import Federation
+from tacit.data.interactions import Interactions
+from tacit.data.ragged import Ragged
+from tacit.data.splits import Split
+from tacit.deploy.checks import Refused, checked, template
+from tacit.deploy.job import Job
+from tacit.deploy.wire import BadPacket, Packet, unpack
+from tacit.evaluation.metrics import KS, NAMES
+from tacit.evaluation.protocol import Result
+
+log = logging.getLogger("tacit.server")
+
+Ints = NDArray[np.int64]
+
+
+class Link(Protocol):
+    """Carries bytes to nodes and back. Flower is one; tests have one without a network."""
+
+    def nodes(self) -> dict[int, str | None]:
+        """The nodes that are there now, with the name their key stands for where nodes have keys."""
+
+    def ask(self, messages: Mapping[int, bytes], seconds: float) -> Iterator[tuple[int, bytes]]:
+        """Send, and yield replies as they come until all are there or the time is up."""
+
+
+class TooFew(RuntimeError):
+    """A round in which too few clients replied; it can be asked for again."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A node in a run: how many users and clients it has, and where their numbers start."""
+
+    name: str
+    users: int
+    sizes: tuple[int, ...]  # training interactions of each client
+    first_user: int
+    first_client: int
+    dropped: int = 0
+    duplicates: int = 0
+
+    @property
+    def clients(self) -> range:
+        """The numbers of its clients."""
+        return range(self.first_client, self.first_client + len(self.sizes))
+
+
+@dataclass(frozen=True)
+class Roll(Federation):
+    """A federation as its server sees it: who has how many interactions, and not one of them."""
+
+    announced: tuple[int, ...]  # |D_u| by client
+
+    @classmethod
+    def of(cls, job: Job, members: list[Member]) -> "Roll":
+        """The federation of these members."""
+        n_users = sum(m.users for m in members)
+        nothing = Ragged(np.zeros(n_users + 1, dtype=np.int64), np.zeros(0, dtype=np.int64))
+        none = np.zeros(0, dtype=np.int64)
+        items = np.array(job.items, dtype=np.str_)
+        data = Interactions("nodes", none, none, None, np.zeros(n_users, dtype="<U1"), items)
+        protocol: Any = job.protocol
+        split = Split(data, protocol, job.seed, nothing, nothing, nothing, nothing, {}, 0)
+        sizes = tuple(size for m in members for size in m.sizes)
+        if job.together:
+            client = np.repeat(np.arange(len(members)), [m.users for m in members])
+            owners = Ragged.of(client, np.arange(n_users), len(members))
+        else:
+            owners = Ragged(np.arange(n_users + 1), np.arange(n_users))
+        return cls(split, owners, sizes)
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """(clients,) training interactions, as the nodes announced them."""
+        return np.array(self.announced, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a round may cost and what it must bring."""
+
+    deadline: float = 600.0  # seconds a round waits
+    least: float = 0.5  # share of the asked clients that must reply
+    max_norm: float = 0.0  # of a client's change; 0: `checks.TYPICAL` for each value
+
+
+@dataclass
+class Count:
+    """What happened between the server and its nodes since the last look."""
+
+    refused: int = 0
+    silent: int = 0
+    failed: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    waited: float = 0.0  # seconds in which the server waited for nodes
+    worked: float = 0.0  # of these, seconds in which the slowest node computed
+
+    def since(self, before: "Count") -> dict[str, float]:
+        """The difference, by name."""
+        return {name: value - getattr(before, name) for name, value in vars(self).items()}
+
+
+@dataclass
+class FlowerFleet:
+    """Nodes behind a link. The rounds loop and the methods do not know the difference from a simulated fleet."""
+
+    link: Link
+    job: Job
+    method: Method
+    terms: Terms
+    members: list[Member] = field(default_factory=list)
+    joined: Callable[[list[Member]], None] = lambda members: None  # told whenever a node joins
+    count: Count = field(default_factory=Count)
+    best_round: Callable[[], int] = lambda: 0  # whose private state nodes must keep
+
+    def __post_init__(self) -> None:
+        self._ids: dict[str, int] = {}  # name -> node of the link
+        self._traffic = Traffic()
+        self._enrolled()
+
+    def _enrolled(self) -> None:
+        self.federation: Federation = Roll.of(self.job, self.members)
+
+    # who is there
+
+    def gather(self, nodes: int, seconds: float) -> bool:
+        """Wait until so many nodes are there, then give everybody its numbers, by the order of names."""
+        until = time.monotonic() + seconds
+        fresh: dict[str, Packet] = {}
+        while True:
+            fresh |= self._greet()
+            known = {m.name for m in self.members}
+            if len(known & set(self._ids)) + len(set(fresh) - known) >= nodes:
+                break
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.2)
+        for name in sorted(set(fresh) - known):
+            self._enrol(name, fresh[name])
+        return True
+
+    def _greet(self) -> dict[str, Packet]:
+        """Ask nodes that have come since the last time who they are."""
+        there = self.link.nodes()
+        self._ids = {name: node for name, node in self._ids.items() if node in there}
+        new = [node for node in there if node not in self._ids.values()]
+        found: dict[str, Packet] = {}
+        hello = Packet("hello", {}, self.job.dump()).pack()
+        for node, reply in self._ask(dict.fromkeys(new, hello), min(self.terms.deadline, 60.0)):
+            try:
+                packet = _of_kind(unpack(reply), "here")
+                name = there[node] or str(packet.head["name"])
+                users, sizes = int(packet.head["users"]), [int(size) for size in packet.head["sizes"]]
+                if len(sizes) != (min(users, 1) if self.job.together else users) or min(sizes, default=0) < 0:
+                    raise Refused("it announces clients that do not add up")
+                if name in self._ids:
+                    raise Refused(f"there is already a node '{name}'")
+                before = next((m for m in self.members if m.name == name), None)
+                if before is not None and before.users != users:
+                    raise Refused(f"'{name}' had {before.users} users and now has {users}")
+            except (BadPacket, Refused, Failed, KeyError, TypeError, ValueError) as error:
+                self.count.refused += 1
+                log.warning("node %s is not taken in: %s", there[node] or node, error)
+                continue
+            self._ids[name] = node
+            found[name] = packet
+        return found
+
+    def _meet(self) -> None:
+        """Take in nodes that have come back, and new ones where the server's state has no row for each client."""
+        found = self._greet()
+        new = sorted(set(found) - {m.name for m in self.members})
+        if new and not _counts_clients(self.method, self.federation):
+            for name in new:
+                self._enrol(name, found[name])
+
+    def _enrol(self, name: str, here: Packet) -> None:
+        last = self.members[-1] if self.members else None
+        self.members.append(
+            Member(
+                name,
+                int(here.head["users"]),
+                tuple(int(size) for size in here.head["sizes"]),
+                last.first_user + last.users if last else 0,
+                last.clients.stop if last else 0,
+                int(here.head.get("dropped", 0)),
+                int(here.head.get("duplicates", 0)),
+            )
+        )
+        self._enrolled()
+        log.info("node '%s' joins with %d users", name, self.members[-1].users)
+        self.joined(self.members)
+
+    # what they do
+
+    def train(self, server: State, ids: Tensor, round: int, traffic: Traffic) -> Iterator[Payload]:
+        """Let the nodes train these clients; yield what is left of their uploads after the checks."""
+        self._traffic = traffic
+        if not len(ids):
+            return
+        self._meet()
+        like = template(self.method, server, int(ids[0]), round, self.federation.n_items)
+        downs: dict[int, Payload] = {}
+        names: dict[int, Member] = {}
+        messages: dict[int, bytes] = {}
+        for member in self.members:
+            own = ids[(ids >= member.clients.start) & (ids < member.clients.stop)]
+            node = self._ids.get(member.name)
+            if not len(own):
+                continue
+            if node is None:
+                self.count.silent += 1
+                log.warning("round %d: node '%s' is not there", round, member.name)
+                continue
+            names[node], downs[node] = member, self.method.downlink(server, own)
+            messages[node] = self._message("train", member, downs[node], round=round).pack()
+        answered = 0
+        for node, reply in self._ask(messages, self.terms.deadline, traffic):
+            member, down = names.pop(node), downs.pop(node)
+            most = member.users if self.job.together else 1
+            try:
+                packet = _of_kind(unpack(reply), "trained")
+                if packet.head.get("round") != round:
+                    raise Refused("it is of another round")
+                up = checked(packet.body, like, down, most, self.federation.n_items, self.terms.max_norm)
+            except (BadPacket, Refused) as error:
+                self.count.refused += 1
+                log.warning("round %d: an upload of node '%s' is refused: %s", round, member.name, error)
+                continue
+            except Failed as error:
+                self.count.failed += 1
+                self._ids.pop(member.name, None)  # it may have lost its folder: greet it again
+                log.warning("round %d: node '%s' failed: %s", round, member.name, error)
+                continue
+            loss = packet.head.get("loss")
+            if isinstance(loss, float) and math.isfinite(loss):
+                traffic.losses.append(loss)
+                traffic.weights.append(len(up.ids))
+            traffic.clients += len(up.ids)
+            answered += len(up.ids)
+            yield up
+        for member in names.values():
+            self.count.silent += 1
+            log.warning("round %d: node '%s' did not reply in time", round, member.name)
+        if answered < self.terms.least * len(ids):
+            raise TooFew(f"round {round}: {answered} of {len(ids)} clients replied")
+
+    def evaluate(self, server: State, phase: str, round: int) -> Result:
+        """Metrics over the users of all nodes that reply; each node ranks for its own."""
+        self._meet()
+        messages: dict[int, bytes] = {}
+        names: dict[int, str] = {}
+        for member in self.members:
+            if (node := self._ids.get(member.name)) is not None and len(member.sizes):
+                down = self.method.downlink(server, torch.arange(member.clients.start, member.clients.stop))
+                names[node] = member.name
+                messages[node] = self._message("evaluate", member, down, round=round, phase=phase).pack()
+        users = {member.name: member.users for member in self.members}
+        total = 0
+        sums: dict[str, dict[str, float]] = {}
+        for node, reply in self._ask(messages, self.terms.deadline, self._traffic):
+            try:
+                packet = _of_kind(unpack(reply), "evaluated")
+                count = int(_between(packet.head["users"], 0, users[names[node]]))
+                found = {part: _metrics(packet.head[part]) for part in self._parts()} if count else {}
+            except (BadPacket, Refused, Failed, KeyError, TypeError) as error:
+                self.count.refused += 1
+                log.warning("an evaluation by node '%s' is refused: %s", names[node], error)
+                continue
+            total += count
+            for part, metrics in found.items():
+                into = sums.setdefault(part, dict.fromkeys(metrics, 0.0))
+                for metric, value in metrics.items():
+                    into[metric] += count * value
+        if not total or "main" not in sums:
+            raise TooFew(f"round {round}: no node evaluated")
+        means = {part: {metric: value / total for metric, value in s.items()} for part, s in sums.items()}
+        return Result(main=means["main"], sampled99=means.get("sampled99"), users=total)
+
+    def _parts(self) -> list[str]:
+        """What a node reports: the protocol's own ranking and, where there are two, that among 99 as well."""
+        return ["main", "sampled99"] if self.job.protocol == "strict" else ["main"]
+
+    def _message(self, kind: str, member: Member, down: Payload, **head: Any) -> Packet:
+        place = [member.first_user, member.first_client]
+        keep = [self.best_round()]
+        return Packet(kind, {"job": self.job.id, "place": place, "keep": keep, **head}, down.encode())
+
+    def _ask(
+        self, messages: Mapping[int, bytes], seconds: float, traffic: Traffic | None = None
+    ) -> Iterator[tuple[int, bytes]]:
+        """Ask, and count the bytes and the seconds."""
+        if not messages:
+            return
+        down = sum(map(len, messages.values()))
+        self.count.bytes_down += down
+        if traffic is not None:
+            traffic.bytes_down += down
+        began, worked, waited = time.perf_counter(), 0.0, 0.0
+        for node, reply in self.link.ask(messages, seconds):
+            waited = time.perf_counter() - began
+            self.count.bytes_up += len(reply)
+            if traffic is not None:
+                traffic.bytes_up += len(reply)
+            worked = max(worked, _seconds(reply))
+            yield node, reply
+        self.count.waited += max(waited, time.perf_counter() - began)
+        self.count.worked += worked
+
+    def snapshot(self) -> Count:
+        """The counts as they are now."""
+        return replace(self.count)
+
+
+class Failed(RuntimeError):
+    """A node that says it could not do what it was asked."""
+
+
+def _counts_clients(method: Method, federation: Federation) -> bool:
+    """Whether the server's state would look different with one client more."""
+    more = replace(federation.members, start=np.append(federation.members.start, federation.members.start[-1]))
+    one, other = (method.init_server(Federation(federation.split, m)) for m in (federation.members, more))
+    return any(one[name].shape != other[name].shape for name in one)
+
+
+def _of_kind(packet: Packet, kind: str) -> Packet:
+    if packet.kind == "sorry":
+        raise Failed(str(packet.head.get("error", "it does not say why"))[:80])
+    if packet.kind != kind:
+        raise Refused(f"it is '{packet.kind[:40]}', not '{kind}'")
+    return packet
+
+
+def _between(value: Any, least: float, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise Refused(f"{str(value)[:40]} is not between {least} and {most}")
+    return value
+
+
+def _metrics(found: Any) -> dict[str, float]:
+    """Every metric, each between 0 and 1."""
+    names = [f"{name}@{k}" for name in NAMES for k in KS]
+    if not isinstance(found, dict) or set(found) != set(names):
+        raise Refused("its metrics are not those of tacit")
+    return {name: _between(found[name], 0, 1) for name in names}
+
+
+def _seconds(reply: bytes) -> float:
+    try:
+        return _between(unpack(reply).head.get("seconds", 0.0), 0, 1e9)
+    except (BadPacket, Refused):
+        return 0.0

@@ -1,0 +1,68 @@
+"""What a server publishes before the first round: method, settings, protocol, seed and the catalogue of items."""
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tacit.config import build
+from tacit.core.method import Method
+from tacit.data.imported import read_items
+from tacit.errors import UserError
+from tacit.methods import find, known
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, as every node must see it. Items are numbered by their place in the catalogue."""
+
+    method: str
+    settings: dict[str, Any]
+    protocol: str
+    seed: int
+    items: tuple[str, ...]
+    titles: tuple[str, ...] | None = None
+    together: bool = False  # a client is a whole node rather than each of its users
+    run: str = ""  # tells runs of equal settings apart
+    id: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        written = json.dumps({f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "id"})
+        object.__setattr__(self, "id", hashlib.sha256(written.encode()).hexdigest()[:24])
+
+    def dump(self) -> bytes:
+        """As bytes."""
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def load(cls, blob: bytes) -> "Job":
+        """Back from bytes; ValueError where they are none."""
+        values = json.loads(blob)
+        if not isinstance(values, dict) or {f.name for f in dataclasses.fields(cls)} != set(values):
+            raise ValueError("not a job")
+        told = values.pop("id")
+        for name in ("items", "titles"):
+            values[name] = None if values[name] is None else tuple(str(x) for x in values[name])
+        job = cls(**values)
+        if job.id != told:
+            raise ValueError("a job that is not what its id says")
+        return job
+
+    def build(self, allow: tuple[str, ...] = ()) -> Method:
+        """The method. A node builds those of this package alone and what its owner allows by name."""
+        if self.method not in known() and self.method not in allow:
+            raise UserError(
+                f"the server asks for '{self.method}', which is not one of tacit's methods; "
+                f"allow it with --allow {self.method}"
+            )
+        method = build(find(self.method), self.settings)
+        if method.pooled:
+            raise UserError(f"{self.method} needs all data in one place; it cannot run on nodes")
+        return method
+
+
+def catalogue(path: Path) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    """Item ids and, where the file has them, titles: what `items` and `titles` of a job are."""
+    return read_items(path)

@@ -1,0 +1,178 @@
+"""Certificates and keys of a federation.
+
+DIR/ca.crt, ca.key          the authority that signs the server's certificate
+DIR/server/                 for the server: server.crt, server.key and nodes/NAME.pub, the keys that may connect
+DIR/nodes/NAME/             for a node: ca.crt and node.key
+"""
+
+import ipaddress
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from tacit.deploy.vault import write
+from tacit.errors import UserError
+
+try:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+except ImportError as error:
+    raise UserError(
+        f"keys need Flower's libraries ({error}); install them with: pip install 'tacit[flower]'"
+    ) from error
+
+YEARS = 5
+_DAY = timedelta(days=1)
+
+
+def make(folder: Path, hosts: list[str], nodes: list[str]) -> list[Path]:
+    """Make what is missing of an authority, a server's certificate and nodes' keys; gives the files made."""
+    for name in nodes:
+        if not name or not all(c.isalnum() or c in "-_." for c in name) or name.startswith("."):
+            raise UserError(f"'{name}' cannot name a node; use letters, digits, '-', '_' and '.'")
+    made: list[Path] = []
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not (folder / "ca.key").exists():
+        key = ec.generate_private_key(ec.SECP384R1())
+        made += [_private(folder / "ca.key", key), _public(folder / "ca.crt", _pem(_authority(key)))]
+    if hosts:
+        authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+        signing = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+        assert isinstance(signing, ec.EllipticCurvePrivateKey)
+        key = ec.generate_private_key(ec.SECP384R1())
+        made += [
+            _private(folder / "server" / "server.key", key),
+            _public(folder / "server" / "server.crt", _pem(_server(key, hosts, authority, signing))),
+        ]
+    for name in nodes:
+        path = folder / "nodes" / name / "node.key"
+        if path.exists():
+            continue
+        key = ec.generate_private_key(ec.SECP384R1())
+        made += [
+            _private(path, key, serialization.PrivateFormat.OpenSSH),
+            _public(path.with_name("ca.crt"), (folder / "ca.crt").read_bytes()),
+            _public(folder / "server" / "nodes" / f"{name}.pub", _ssh(key.public_key())),
+        ]
+    return made
+
+
+def allowed(folder: Path) -> dict[str, bytes]:
+    """The public keys a server knows, by the name of their file, as Flower keeps them."""
+    found = {}
+    for file in sorted((folder / "nodes").glob("*.pub")):
+        key = serialization.load_ssh_public_key(file.read_bytes())
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise UserError(f"{file} is not an ECDSA key; make one with: ssh-keygen -t ecdsa -b 384")
+        found[file.stem] = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    if not found:
+        raise UserError(
+            f"{folder} names no node: put public keys into {folder / 'nodes'}, or run tacit keys --node NAME"
+        )
+    return found
+
+
+def own(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A node's private key; refuses one that others may read."""
+    if not path.exists():
+        raise UserError(f"there is no key {path}; tacit keys makes one")
+    if path.stat().st_mode & 0o077 and os.name == "posix":
+        raise UserError(f"{path} can be read by others; run: chmod 600 {path}")
+    try:
+        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is not a private key ({error})") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UserError(f"{path} is not an ECDSA key; make one with: ssh-keygen -t ecdsa -b 384")
+    return key
+
+
+def _private(
+    path: Path,
+    key: ec.EllipticCurvePrivateKey,
+    form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8,
+) -> Path:
+    write(path, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    return path
+
+
+def _public(path: Path, blob: bytes) -> Path:
+    write(path, blob)
+    path.chmod(0o644)
+    return path
+
+
+def _ssh(key: ec.EllipticCurvePublicKey) -> bytes:
+    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n"
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _usage(signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    now, name = datetime.now(UTC), _named("tacit authority")
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _DAY)
+        .not_valid_after(now + YEARS * 365 * _DAY)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+
+
+def _server(
+    key: ec.EllipticCurvePrivateKey,
+    hosts: list[str],
+    authority: x509.Certificate,
+    signing: ec.EllipticCurvePrivateKey,
+) -> x509.Certificate:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_named(hosts[0][:64]))
+        .issuer_name(authority.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _DAY)
+        .not_valid_after(min(now + YEARS * 365 * _DAY, authority.not_valid_after_utc))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), critical=False)
+        .sign(signing, hashes.SHA384())
+    )
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

@@ -1,0 +1,262 @@
+"""A machine that owns interactions: it trains, evaluates and recommends for its users, and sends what a method uploads.
+
+It knows no transport: bytes come in, bytes go out. Users' ids, histories and private leaves stay here.
+"""
+
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from tacit.core.fleet import SimulatedFleet, Traffic
+from tacit.core.local import local_round
+from tacit.core.method import Method
+from tacit.core.payload import Each, Payload, Shared, Sparse, decode, stacked
+from tacit.core.store import ClientStore
+from tacit.data.interactions import Interactions
+from tacit.deploy.job import Job
+from tacit.deploy.shard import Shard, known, roster, shard
+from tacit.deploy.vault import Vault, write
+from tacit.deploy.wire import Packet, unpack
+from tacit.errors import UserError
+from tacit.evaluation.protocol import Evaluator
+from tacit.runs.run import Recommendation
+
+log = logging.getLogger("tacit.node")
+
+ALONE = 10  # rounds that a newcomer trains by itself
+
+
+class Unknown(LookupError):
+    """The server speaks of a job this node has not heard of, or of a place it was not given."""
+
+
+class Work:
+    """A job on this node: its data, its clients, and where their private state stands."""
+
+    def __init__(self, job: Job, data: Interactions, vault: Vault, threads: int, allow: tuple[str, ...]) -> None:
+        self.job = job
+        self.vault = vault
+        self.threads = threads
+        self.method: Method = job.build(allow)
+        found = known(data, job)
+        self.data, self.dropped = found.data, found.dropped
+        written = vault.json(f"{job.id}/roster.json")
+        # who is in a run is settled when the node joins it; whoever comes later is a newcomer
+        self.users: list[str] = written["users"] if written else roster(self.data)
+        self.place: tuple[int, int] | None = None
+        self.round = -1  # whose private state is in memory; -1: none
+        if written and written["place"] is not None:
+            self.take_place(*written["place"])
+        elif not written:
+            self._note()
+
+    def _note(self) -> None:
+        place = None if self.place is None else list(self.place)
+        self.vault.write_json(f"{self.job.id}/roster.json", {"users": self.users, "place": place})
+
+    def take_place(self, first_user: int, first_client: int) -> None:
+        """Number the users as the server says; once given, a place stays."""
+        if self.place == (first_user, first_client):
+            return
+        if self.place is not None:
+            raise Unknown("a run does not renumber its users")
+        self.shard: Shard = shard(self.data, self.job, self.users, first_user, first_client)
+        self.place = (first_user, first_client)
+        self._note()
+        self._fresh()
+
+    def _fresh(self) -> None:
+        own = ClientStore(self.method, self.shard.federation, clients=self.shard.clients, users=self.shard.users)
+        self.fleet = SimulatedFleet(self.method, self.shard.federation, threads=self.threads, store=own)
+        self.round = 0
+
+    def stand_at(self, most: int) -> None:
+        """Bring the private state to the latest round that is not behind `most`."""
+        round = self.vault.newest(self.job.id, most)
+        if round == self.round:
+            return
+        if round == 0:
+            self._fresh()
+        else:
+            self.fleet.store.load(self.vault.load(self.job.id, round, self.users))
+            self.round = round
+
+    def sizes(self) -> list[int]:
+        """|D_u| of each client, for methods that send it as a weight; a number does not depend on a place."""
+        federation = shard(self.data, self.job, self.users, 0, 0).federation
+        return [int(size) for size in federation.sizes]
+
+
+def sent(payload: Payload) -> Callable[[torch.Tensor], Payload]:
+    """What came for chosen clients of a payload."""
+    place = {client: i for i, client in enumerate(payload.ids.tolist())}
+    return lambda ids: payload.only(torch.tensor([place[i] for i in ids.tolist()], dtype=torch.long))
+
+
+class Node:
+    """Answers a server."""
+
+    def __init__(
+        self,
+        data: Interactions,
+        folder: Path,
+        name: str | None = None,
+        threads: int = 0,
+        allow: tuple[str, ...] = (),
+    ) -> None:
+        self.data = data
+        self.vault = Vault(folder)
+        self.threads = threads
+        self.allow = allow
+        self.work: Work | None = None
+        before = self.vault.json("node.json") or {}
+        self.name: str = name or before.get("name") or f"node-{secrets.token_hex(6)}"
+        if before.get("name") != self.name:
+            self.vault.write_json("node.json", {"name": self.name})
+
+    def answer(self, blob: bytes) -> bytes:
+        """A reply to any message. What went wrong is told in this node's log; the server learns its name alone."""
+        began = time.perf_counter()
+        try:
+            asked = unpack(blob)
+            reply = {"hello": self._hello, "train": self._train, "evaluate": self._evaluate}[asked.kind](asked)
+        except Exception as error:
+            log.exception("a message was not answered")
+            return Packet("sorry", {"error": type(error).__name__}).pack()
+        log.info("%s round %s: %.2f s", asked.kind, asked.head.get("round", "-"), time.perf_counter() - began)
+        reply.head["seconds"] = time.perf_counter() - began
+        return reply.pack()
+
+    def _hello(self, asked: Packet) -> Packet:
+        job = Job.load(asked.body)
+        work = self.work
+        if work is None or work.job.id != job.id:
+            work = Work(job, self.data, self.vault, self.threads, self.allow)
+            write(self.vault.path / job.id / "job.json", asked.body)
+            self.vault.begin(job.id)
+            self.work = work
+            log.info(
+                "%s, protocol %s, seed %d: %d users, %d interactions of unknown items left out",
+                job.method,
+                job.protocol,
+                job.seed,
+                len(work.users),
+                work.dropped,
+            )
+        return Packet(
+            "here",
+            {
+                "name": self.name,
+                "users": len(work.users),
+                "sizes": work.sizes(),
+                "dropped": work.dropped,
+                "duplicates": work.data.duplicates,
+            },
+        )
+
+    def _ready(self, asked: Packet) -> Work:
+        """The work a message is about, with its place taken."""
+        job = str(asked.head["job"])
+        if self.work is None or self.work.job.id != job:
+            self.work = _reopen(self.vault, job, self.data, self.threads, self.allow)
+        first_user, first_client = asked.head["place"]
+        self.work.take_place(int(first_user), int(first_client))
+        return self.work
+
+    def _train(self, asked: Packet) -> Packet:
+        work, round = self._ready(asked), int(asked.head["round"])
+        work.vault.forget_from(work.job.id, round)
+        work.stand_at(round - 1)
+        down, traffic = decode(asked.body), Traffic()
+        try:
+            ups = list(work.fleet.train_on(sent(down), down.ids, round, traffic))
+            work.vault.save(work.job.id, round, work.fleet.store.leaves, work.users)
+        except BaseException:
+            work.round = -1  # what is in memory is the state of no round
+            raise
+        work.round = round
+        work.vault.prune(work.job.id, [*asked.head["keep"], round - 1, round])
+        loss = None if math.isnan(traffic.loss) else traffic.loss
+        return Packet("trained", {"round": round, "loss": loss}, stacked(ups).encode())
+
+    def _evaluate(self, asked: Packet) -> Packet:
+        work, phase = self._ready(asked), str(asked.head["phase"])
+        work.stand_at(int(asked.head["round"]))
+        down = decode(asked.body)
+        write(work.vault.path / work.job.id / "model.packet", asked.pack())
+        result = Evaluator(work.shard.federation.split)(work.fleet.scores_on(sent(down), phase), phase)
+        head = {"round": asked.head["round"], "users": result.users, "too_short": work.shard.too_short}
+        if result.users:
+            head |= {"main": result.main, "sampled99": result.sampled99}
+        return Packet("evaluated", head)
+
+
+def _reopen(vault: Vault, job: str, data: Interactions, threads: int, allow: tuple[str, ...]) -> Work:
+    path = vault.path / job / "job.json"
+    if not job.isalnum() or not path.exists():
+        raise Unknown(job)
+    return Work(Job.load(path.read_bytes()), data, vault, threads, allow)
+
+
+def recommend(
+    folder: Path, data: Interactions, user: str, k: int = 10, allow: tuple[str, ...] = ()
+) -> list[Recommendation]:
+    """The k best items a user has not touched, from what is on this disk alone.
+
+    A user who was not there when the node joined the run is served after training by itself against the latest
+    model; nothing of that is sent or kept.
+    """
+    vault = Vault(folder)
+    work = _reopen(vault, vault.current, data, 0, allow)
+    path = vault.path / work.job.id / "model.packet"
+    if work.place is None or not path.exists():
+        raise UserError(f"{folder} has no model yet: its run has not finished a round")
+    model = unpack(path.read_bytes())
+    down = decode(model.body)
+    index = work.data.user_index(user)
+    if user in work.users:
+        work.stand_at(int(model.head["round"]))
+        number = work.shard.users.start + work.users.index(user)
+        scores = work.fleet.scores_of_on(sent(down), number, "test").clone()
+    else:
+        scores = _newcomer(work, down, user)
+    have = work.data.item[work.data.user == index]
+    scores[torch.from_numpy(have)] = -math.inf
+    value, item = scores.topk(min(k, int((scores > -math.inf).sum())))
+    return [
+        Recommendation(work.job.items[i], work.data.title(i), v, held_out=False)
+        for i, v in zip(item.tolist(), value.tolist(), strict=True)
+    ]
+
+
+def _newcomer(work: Work, down: Payload, user: str) -> torch.Tensor:
+    """(M,) logits of a user outside the run: a client of its own, trained against the latest model, upload dropped."""
+    number, client = work.shard.users.stop, work.shard.clients.stop
+    own = shard(work.data, work.job, [user], number, client)
+    ids = torch.tensor([client])
+    alone = Payload(ids, {name: _typical(field) for name, field in down.fields.items()})
+    store = ClientStore(work.method, own.federation, clients=own.clients, users=own.users)
+    for round in range(1, ALONE + 1):
+        if not work.method.phases(round):
+            break
+        data = own.federation.cohort(ids, round, work.method.negatives, work.method.every_row)
+        kept, _, _ = local_round(work.method, store.read(data, training=True), alone, data)
+        store.write(data, kept)
+    fleet = SimulatedFleet(work.method, own.federation, threads=1, store=store)
+    return fleet.scores_of_on(lambda _: alone, number, "test").clone()
+
+
+def _typical(field: Shared | Each | object) -> Shared | Each:
+    """What a client gets that the server does not know: what all get, or the mean of what this node's clients got."""
+    if isinstance(field, Shared):
+        return field
+    if isinstance(field, Sparse):
+        raise UserError("this method sends every client cells of its own; a newcomer has to wait for the next run")
+    assert isinstance(field, Each)
+    value = field.value.double().mean(0, keepdim=True)
+    return Each(value.to(field.value.dtype), field.private)

@@ -1,0 +1,119 @@
+"""What a node keeps on its own disk: readable by its owner alone, and never half written.
+
+node.json            the node's name
+current              the id of the latest job
+<job>/job.json       the job as it came
+<job>/roster.json    the node's users in the order of their numbers, and where these start
+<job>/model.packet   the latest message with a model: enough to recommend while the server is away
+<job>/state/N.safetensors   private leaves after round N, for the users named in it
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save as save_tensors
+
+from tacit.core.payload import State
+from tacit.errors import UserError
+
+
+def write(path: Path, blob: bytes) -> None:
+    """Replace a file at once, readable by its owner alone."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fresh = path.with_name(path.name + ".new")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(blob)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+class Vault:
+    """A node's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.chmod(0o700)
+
+    @staticmethod
+    def is_one(path: Path) -> bool:
+        """Whether a folder is a node's."""
+        return (path / "node.json").is_file()
+
+    def json(self, name: str) -> Any:
+        """A JSON file, or None."""
+        path = self.path / name
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Replace a JSON file."""
+        write(self.path / name, (json.dumps(value, ensure_ascii=False) + "\n").encode())
+
+    @property
+    def current(self) -> str:
+        """The id of the latest job; a UserError where there is none."""
+        path = self.path / "current"
+        if not path.exists():
+            raise UserError(f"{self.path} has heard of no run yet; start `tacit node` and a server first")
+        return path.read_text().strip()
+
+    def begin(self, job: str) -> None:
+        """Make a job the current one; of others the one before is kept."""
+        path = self.path / "current"
+        before = path.read_text().strip() if path.exists() else ""
+        if before == job:
+            return
+        write(path, job.encode())
+        for old in self.path.iterdir():
+            if old.is_dir() and old.name not in (job, before):
+                shutil.rmtree(old)
+
+    def rounds(self, job: str) -> list[int]:
+        """The rounds whose private state is kept, ascending."""
+        return sorted(int(file.stem) for file in (self.path / job / "state").glob("[0-9]*.safetensors"))
+
+    def newest(self, job: str, most: int) -> int:
+        """The latest kept round that is not behind `most`; 0: the state before the first."""
+        return max((r for r in self.rounds(job) if r <= most), default=0)
+
+    def save(self, job: str, round: int, leaves: State, users: list[str]) -> None:
+        """Keep the private state after a round."""
+        whole = {name: leaf.clone() for name, leaf in leaves.items()}
+        blob = save_tensors(whole, metadata={"users": json.dumps(users)})
+        write(self._state(job, round), blob)
+
+    def load(self, job: str, round: int, users: list[str]) -> State:
+        """The private state after a round; refuses that of other users."""
+        path = self._state(job, round)
+        with safe_open(path, framework="pt") as file:
+            if json.loads((file.metadata() or {}).get("users", "null")) != users:
+                raise UserError(f"{path} is the state of other users than {self.path} now has")
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+    def forget_from(self, job: str, round: int) -> None:
+        """Remove the state of this round and of later ones: the server repeats them."""
+        for later in self.rounds(job):
+            if later >= round:
+                self._state(job, later).unlink()
+
+    def prune(self, job: str, wanted: Iterable[int]) -> None:
+        """Remove all but the states that these rounds would be ranked with."""
+        kept = {self.newest(job, round) for round in wanted}
+        for round in self.rounds(job):
+            if round not in kept:
+                self._state(job, round).unlink()
+
+    def _state(self, job: str, round: int) -> Path:
+        return self.path / job / "state" / f"{round:06d}.safetensors"

@@ -1,0 +1,49 @@
+"""What server and nodes say to each other: a kind, a few named values, and the bytes of a payload.
+
+    hello     job, catalogue        ->  here       how many clients and users, how large
+    train     round, place, model   ->  trained    the uploads, stacked
+    evaluate  phase, place, model   ->  evaluated  mean metrics over the node's users
+                                        sorry      the name of what went wrong, never its text
+
+Nothing in it can execute: JSON and the safetensors layout.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+MAGIC = b"tacit1"
+MOST_HEAD = 64 << 20  # bytes
+
+
+class BadPacket(ValueError):
+    """Bytes that are not a packet."""
+
+
+@dataclass(frozen=True)
+class Packet:
+    """One message, whatever carries it."""
+
+    kind: str
+    head: dict[str, Any] = field(default_factory=dict)
+    body: bytes = b""
+
+    def pack(self) -> bytes:
+        """As bytes."""
+        head = json.dumps([self.kind, self.head]).encode()
+        return MAGIC + len(head).to_bytes(4, "little") + head + self.body
+
+
+def unpack(blob: bytes) -> Packet:
+    """Back from bytes; anything else raises BadPacket."""
+    length = int.from_bytes(blob[len(MAGIC) : len(MAGIC) + 4], "little")
+    start = len(MAGIC) + 4
+    if blob[: len(MAGIC)] != MAGIC or length > MOST_HEAD or len(blob) < start + length:
+        raise BadPacket("not a packet, or cut short")
+    try:
+        kind, head = json.loads(blob[start : start + length])
+    except (ValueError, RecursionError) as error:
+        raise BadPacket("its head is not JSON") from error
+    if not isinstance(kind, str) or not isinstance(head, dict):
+        raise BadPacket("its head is not a kind with named values")
+    return Packet(kind, head, blob[start + length :])

@@ -1,0 +1,191 @@
+import logging
+
+import pytest
+import torch
+
+from deploy.direct import cut, federation_of, job_of
+from tacit.core.fleet import SimulatedFleet, Traffic
+from tacit.core.method import Moment
+from tacit.core.payload import decode
+from tacit.data.cohort import Federation
+from tacit.data.ragged import Ragged
+from tacit.data.splits import split
+from tacit.deploy.fleet import TooFew
+from tacit.deploy.node import Node
+from tacit.deploy.wire import unpack
+from tacit.evaluation.protocol import Evaluator
+from tacit.methods import known
+from toys import few_users, random_data
+
+METHODS = {
+    "fedmf": {"dim": 4, "epochs": 2, "init": 0.1},
+    "fedncf": {"epochs": 1},
+    "pfedclr": {"dim": 4, "epochs": 1, "fraction": 1.0},
+    "cgfedrec": {"dim": 4, "epochs": 1},
+    "fedcia": {"dim": 4, "epochs": 1},
+    "fedcia-gfcf": {},
+    "hetefedrec": {"epochs": 1},
+    "pfedgraph": {"dim": 4, "epochs": 1},
+    "perfedrec": {"dim": 4, "epochs": 1},
+    "cofedrec": {"dim": 4, "epochs": 1},
+    "fedca": {"dim": 4, "epochs": 1},
+    "fedrap": {"dim": 4, "epochs": 1},
+    "pfedrec": {"dim": 4, "epochs": 1},
+    "tally": {"windows": [1, 5], "decays": [1.0, 0.8], "ridge": [1.0], "blend": [0.3, 0.5]},
+}
+
+
+def simulated(method, federation, rounds=2, without=()):
+    fleet = SimulatedFleet(method, federation, threads=1)
+    server = method.init_server(federation)
+    ids = torch.tensor([c for c in range(federation.n_clients) if c not in without])
+    for round in range(1, rounds + 1):
+        asked = ids if method.asks(round) else ids[:0]
+        server = method.aggregate(server, fleet.train(server, asked, round, Traffic()), Moment(round, 0))
+    return server, fleet
+
+
+def distributed(fleet, rounds=2, first=1, server=None):
+    method = fleet.method
+    server = method.init_server(fleet.federation) if server is None else server
+    ids = torch.arange(fleet.federation.n_clients)
+    for round in range(first, rounds + 1):
+        asked = ids if method.asks(round) else ids[:0]
+        server = method.aggregate(server, fleet.train(server, asked, round, Traffic()), Moment(round, 0))
+    return server
+
+
+def same(one, other):
+    assert set(one) == set(other)
+    for name, value in one.items():
+        torch.testing.assert_close(other[name], value, atol=1e-5, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS if n in known()])
+@pytest.mark.parametrize("protocol", ["strict", "paper"])
+def test_three_nodes_give_the_server_state_and_metrics_of_the_simulation(tmp_path, name, protocol):
+    data = few_users(24)
+    fleet, _ = federation_of(tmp_path, data, job_of(data, name, METHODS[name], protocol=protocol))
+    server = distributed(fleet)
+    divided = split(data, protocol)
+    expected, local = simulated(fleet.method, Federation.of_users(divided))
+    same(expected, server)
+    for phase in ("valid", "test"):
+        found = fleet.evaluate(server, phase, 2)
+        result = Evaluator(divided)(local.scores(expected, phase), phase)
+        assert found.users == result.users
+        assert found.main == pytest.approx(result.main, abs=1e-6)
+        assert (found.sampled99 or {}) == pytest.approx(result.sampled99 or {}, abs=1e-6)
+
+
+def test_a_node_may_be_one_client(tmp_path):
+    data = few_users(24)
+    fleet, _ = federation_of(tmp_path, data, job_of(data, "fedmf", METHODS["fedmf"], together=True))
+    groups = Federation(split(data, "strict"), Ragged(torch.tensor([0, 8, 16, 24]).numpy(), torch.arange(24).numpy()))
+    assert fleet.federation.n_clients == 3
+    assert fleet.federation.sizes.tolist() == groups.sizes.tolist()
+    same(simulated(fleet.method, groups)[0], distributed(fleet))
+
+
+def test_data_without_times_and_with_ties_are_split_as_in_the_simulation(tmp_path):
+    for number, options in enumerate(({"times": False}, {"ties": True})):
+        data = random_data(users=9, items=60, **options)
+        fleet, _ = federation_of(tmp_path / str(number), data, job_of(data, "fedmf", METHODS["fedmf"]))
+        same(simulated(fleet.method, Federation.of_users(split(data, "strict")))[0], distributed(fleet))
+
+
+def test_one_message_goes_to_a_node_in_a_round_and_says_nothing_of_its_users(tmp_path):
+    data = few_users(24)
+    fleet, link = federation_of(tmp_path, data, job_of(data, "fedmf", METHODS["fedmf"]))
+    link.seen.clear()
+    traffic = Traffic()
+    server = fleet.method.init_server(fleet.federation)
+    list(fleet.train(server, torch.arange(24), 1, traffic))
+    assert sorted(name for name, _, _ in link.seen) == ["n0", "n1", "n2"]
+    assert traffic.clients == 24
+    assert traffic.bytes_down == sum(len(down) for _, down, _ in link.seen)
+    assert traffic.bytes_up == sum(len(up) for _, _, up in link.seen)
+    for name, _, reply in link.seen:
+        packet = unpack(reply)
+        assert set(packet.head) == {"round", "loss", "seconds"}
+        up = decode(packet.body)
+        assert set(up.fields) == {"items", "weight"}
+        users = link.named[name].work.fleet.store.leaves["user"]
+        table = up["items"].reshape(-1, users.shape[1])
+        assert not any((table - user).abs().sum(1).min() < 1e-6 for user in users)
+
+
+def test_clients_that_were_not_chosen_are_not_asked_and_keep_their_state(tmp_path):
+    data = few_users(24)
+    fleet, link = federation_of(tmp_path, data, job_of(data, "fedmf", METHODS["fedmf"]))
+    chosen = torch.tensor([0, 3, 9])
+    server = fleet.method.init_server(fleet.federation)
+    link.seen.clear()
+    ups = list(fleet.train(server, chosen, 1, Traffic()))
+    assert sorted(torch.cat([up.ids for up in ups]).tolist()) == [0, 3, 9]
+    assert {name for name, _, _ in link.seen} == {"n0", "n1"}
+    start = fleet.method.init_users(fleet.federation, torch.arange(24))["user"]
+    moved = (link.named["n0"].work.fleet.store.leaves["user"] != start[:8]).any(1)
+    assert moved.nonzero()[:, 0].tolist() == [0, 3]
+
+
+def test_a_round_goes_on_without_a_node_and_fails_with_too_few(tmp_path, caplog):
+    data = few_users(24)
+    fleet, link = federation_of(tmp_path, data, job_of(data, "fedmf", METHODS["fedmf"]), least=0.5)
+    link.gone = {"n1"}
+    with caplog.at_level(logging.WARNING, "tacit.server"):
+        server = distributed(fleet)
+    assert "node 'n1' is not there" in caplog.text
+    assert fleet.count.silent == 2
+    federation = Federation.of_users(split(data, "strict"))
+    same(simulated(fleet.method, federation, without=range(8, 16))[0], server)
+    link.spoil = {"n0": lambda reply: None}
+    with pytest.raises(TooFew, match="8 of 24 clients"):
+        distributed(fleet)
+
+
+def test_a_round_that_is_asked_for_again_starts_from_the_state_before_it(tmp_path):
+    data = few_users(24)
+    job = job_of(data, "pfedclr", METHODS["pfedclr"])
+    fleet, link = federation_of(tmp_path, data, job)
+    first = distributed(fleet, rounds=1)
+    once = distributed(fleet, rounds=3, first=2, server=first)
+    for name in list(link.named):  # the nodes are restarted and the server has lost round 3
+        old = link.named[name]
+        link.named[name] = Node(old.data, old.vault.path, threads=1)
+    second = distributed(fleet, rounds=2, first=2, server=first)
+    same(once, distributed(fleet, rounds=3, first=3, server=second))
+
+
+def test_the_state_of_the_best_round_is_kept(tmp_path):
+    data = few_users(24)
+    fleet, link = federation_of(tmp_path, data, job_of(data, "pfedclr", METHODS["pfedclr"]))
+    best = distributed(fleet, rounds=1)
+    expected = fleet.evaluate(best, "test", 1)
+    fleet.best_round = lambda: 1
+    distributed(fleet, rounds=5, first=2, server=best)
+    assert fleet.evaluate(best, "test", 1) == expected
+    vault = link.named["n0"].vault
+    assert vault.rounds(vault.current) == [1, 4, 5]
+
+
+def test_a_new_node_joins_where_the_method_keeps_no_row_for_each_client(tmp_path):
+    data = few_users(30)
+    for name, grows in (("fedmf", True), ("pfedgraph", False)):
+        job = job_of(data, name, METHODS[name])
+        fleet, link = federation_of(tmp_path / name, cut(data, torch.arange(20).numpy()), job, parts=2)
+        link.named["late"] = Node(cut(data, torch.arange(20, 30).numpy()), tmp_path / name / "late", "late", threads=1)
+        server = distributed(fleet, rounds=1)
+        assert fleet.federation.n_clients == (30 if grows else 20)
+        distributed(fleet, rounds=2, first=2, server=server)
+        if grows:
+            same(simulated(fleet.method, Federation.of_users(split(data, "strict")), 1)[0], distributed(fleet, 1))
+
+
+def test_two_nodes_of_one_name_are_one_too_many(tmp_path, caplog):
+    data = few_users(24)
+    fleet, link = federation_of(tmp_path, data, job_of(data, "fedmf", METHODS["fedmf"]))
+    link.named["n3"] = Node(data, tmp_path / "n3", "n0", threads=1)
+    distributed(fleet, rounds=1)
+    assert "there is already a node 'n0'" in caplog.text
+    assert len(fleet.members) == 3

@@ -1,0 +1,118 @@
+import dataclasses
+
+import pytest
+import torch
+
+from conformance import comparable
+from deploy.direct import Direct, items_file, shards
+from tacit.config import config
+from tacit.deploy.fleet import Terms
+from tacit.deploy.node import Node
+from tacit.deploy.server import Asked, prepare, run
+from tacit.errors import UserError
+from tacit.runs.folder import RunFolder
+from tacit.runs.run import run as simulate
+from toys import few_users
+
+SETTINGS = {"dim": 4, "epochs": 1, "init": 0.1}
+NOT_THE_SAME = {"data", "groups", "bytes_up", "bytes_down", "duplicates"}
+
+
+def asked(tmp_path, method="fedmf", settings=SETTINGS, rounds=3, nodes=3, **options):
+    made = config(method=method, data="nodes", rounds=rounds, settings=settings)
+    items = items_file(tmp_path / "items.csv", few_users(24))
+    return Asked(made, items, nodes, terms=Terms(deadline=5, **options), wait=2, tries=2)
+
+
+def nodes(tmp_path):
+    return {
+        f"n{i}": Node(own, tmp_path / f"n{i}", f"n{i}", threads=1) for i, own in enumerate(shards(few_users(24), 3))
+    }
+
+
+def go(tmp_path, link, what, watch=None, out="run"):
+    folder, job = prepare(what, tmp_path / out)
+    return run(what, folder, job, link, watch)
+
+
+def states(path):
+    return [RunFolder.open(path).load(which)[0] for which in ("last", "best")]
+
+
+@pytest.mark.parametrize("name", ["fedmf", "pfedclr"])
+def test_a_run_over_nodes_is_the_simulated_run(tmp_path, monkeypatch, name):
+    settings = SETTINGS | {"fraction": 0.6}
+    found = go(tmp_path, Direct(nodes(tmp_path)), asked(tmp_path, name, settings))
+    monkeypatch.setattr("tacit.runs.run.load", lambda *_: few_users(24))
+    expected = simulate(name, data="nodes", rounds=3, settings=settings, threads=1, out=tmp_path / "simulated")
+    for one, other in zip(states(tmp_path / "run"), states(tmp_path / "simulated"), strict=True):
+        assert set(one) == set(other)
+        assert all(torch.allclose(one[n], other[n], atol=1e-5, rtol=1e-5) for n in one)
+    ours, theirs = ({k: v for k, v in comparable(s).items() if k not in NOT_THE_SAME} for s in (found, expected))
+    for metrics in ("valid", "test", "test_sampled99"):
+        assert ours.pop(metrics) == pytest.approx(theirs.pop(metrics), abs=1e-6)
+    assert ours == theirs
+
+
+def test_a_server_that_is_killed_goes_on_and_ends_the_same(tmp_path):
+    class Killed(BaseException):
+        pass
+
+    what = asked(tmp_path, "pfedclr", SETTINGS)
+    expected = go(tmp_path, Direct(nodes(tmp_path / "a")), what, out="through")
+    link = Direct(nodes(tmp_path / "b"))
+
+    def ask_and_die(messages, seconds, calls=[0]):  # noqa: B006
+        for reply in Direct.ask(link, messages, seconds):
+            calls[0] += 1
+            if calls[0] == 11:  # three hellos, three trainings and validations, and in the middle of round 2
+                raise Killed
+            yield reply
+
+    link.ask = ask_and_die
+    with pytest.raises(Killed):
+        go(tmp_path, link, what)
+    again = Direct({n: Node(node.data, node.vault.path, threads=1) for n, node in link.named.items()})
+    found = go(tmp_path, again, what)
+    for one, other in zip(states(tmp_path / "run"), states(tmp_path / "through"), strict=True):
+        assert all(torch.equal(one[n], other[n]) for n in one)
+    ours, theirs = (comparable(s) for s in (found, expected))
+    assert ours.pop("bytes_up") == pytest.approx(theirs.pop("bytes_up"), rel=1e-3)  # replies hold the seconds they took
+    assert ours == theirs
+    assert go(tmp_path, Direct({}), what) == found, "a finished run is only read"
+
+
+def test_a_round_with_too_few_replies_is_tried_again(tmp_path):
+    link, what = Direct(nodes(tmp_path / "a")), asked(tmp_path, least=1.0)
+    calls = []
+
+    def sometimes(reply):
+        calls.append(reply)
+        return None if len(calls) == 4 else reply  # hello, round 1 and its validation, and no reply in round 2
+
+    link.spoil = {"n1": sometimes}
+    found = go(tmp_path, link, what)
+    expected = go(tmp_path, Direct(nodes(tmp_path / "b")), what, out="through")
+    assert dataclasses.replace(found, bytes_up=0, bytes_down=0).test == expected.test
+    for one, other in zip(states(tmp_path / "run"), states(tmp_path / "through"), strict=True):
+        assert all(torch.equal(one[n], other[n]) for n in one)
+    link = Direct(nodes(tmp_path / "c"))
+    link.spoil = {"n1": lambda reply: reply if b'"here"' in reply[:40] else None}
+    with pytest.raises(UserError, match="16 of 24 clients replied; start the nodes"):
+        go(tmp_path, link, what, out="failed")
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path):
+    go(tmp_path, Direct(nodes(tmp_path)), asked(tmp_path, rounds=1))
+    with pytest.raises(UserError, match="another settings"):
+        go(tmp_path, Direct({}), asked(tmp_path, rounds=1, settings=SETTINGS | {"dim": 5}))
+
+
+def test_without_enough_nodes_nothing_starts(tmp_path):
+    with pytest.raises(UserError, match="fewer than 4 nodes after 2 s"):
+        go(tmp_path, Direct(nodes(tmp_path)), asked(tmp_path, nodes=4))
+
+
+def test_a_centralised_method_is_refused(tmp_path):
+    with pytest.raises(UserError, match="all data in one place"):
+        prepare(asked(tmp_path, "mf", {}), tmp_path / "run")
