@@ -19,6 +19,7 @@ def state(folder, which="last"):
     return RunFolder.open(folder).load(which)[0]
 
 
+@pytest.mark.slow
 def test_three_processes_give_the_state_and_the_metrics_of_the_simulation(tmp_path, monkeypatch):
     data, method = few_users(24), "fedmf"
     with Place(tmp_path, data, 3, secure=True) as place:

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,9 @@ def server(
     **options: Any,
 ) -> Summary:
     """Run rounds over nodes to the end."""
-    from tacit.deploy import flower, keys
+    import_module("tacit.deploy.flower")  # says in a sentence that Flower is missing, where it is
+    from tacit.deploy import keys
+    from tacit.deploy.engine import Engine
 
     _speak()
     _say_insecure(keys_folder, insecure)
@@ -53,7 +56,7 @@ def server(
             "key": keys_folder / "server.key",
             "nodes": keys.allowed(keys_folder),
         }
-    with flower.Engine(*listen, **secure) as engine, _logged(out / "server.log"):
+    with Engine(*listen, **secure) as engine, _logged(out / "server.log"):
         logging.getLogger("tacit.server").info("listening on %s:%d", listen[0], engine.port)
         return run(what, folder, job, engine)
 
@@ -70,7 +73,9 @@ def node(
     threads: int,
 ) -> None:
     """Answer a server until the process is told to end."""
-    from tacit.deploy import flower, keys
+    import_module("tacit.deploy.flower")  # says in a sentence that Flower is missing, where it is
+    from tacit.deploy import keys
+    from tacit.deploy.connection import serve
 
     _speak()
     _say_insecure(keys_folder, insecure)
@@ -80,7 +85,7 @@ def node(
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with _logged(folder / "node.log"):
-        flower.serve(
+        serve(
             address,
             here.answer,
             None if keys_folder is None else keys_folder / "ca.crt",
