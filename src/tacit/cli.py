@@ -339,6 +339,7 @@ def server_command(
     rounds: Rounds = None,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     settings: Settings = None,
+    ldp: Noise = None,
     together: Annotated[bool, typer.Option("--together", help="a client is a node, not each of its users")] = False,
     select: Select = "NDCG@10",
     evaluate_every: Every = 1,
@@ -362,6 +363,7 @@ def server_command(
         select=select,
         evaluate_every=evaluate_every,
         patience=patience,
+        ldp=ldp,
     )
     with stopping(f"start it again to go on with {folder}"):
         summary = commands.server(

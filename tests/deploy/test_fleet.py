@@ -10,7 +10,7 @@ from tacit.core.payload import decode
 from tacit.data.cohort import Federation
 from tacit.data.ragged import Ragged
 from tacit.data.splits import split
-from tacit.deploy.fleet import TooFew
+from tacit.deploy.fleet import Grown, TooFew
 from tacit.deploy.node import Node
 from tacit.deploy.wire import unpack
 from tacit.evaluation.protocol import Evaluator
@@ -23,7 +23,8 @@ METHODS = {
     "pfedclr": {"dim": 4, "epochs": 1, "fraction": 1.0},
     "cgfedrec": {"dim": 4, "epochs": 1},
     "fedcia": {"dim": 4, "epochs": 1},
-    "fedcia-gfcf": {},
+    "fedcia/gfcf": {"backbone": "gfcf"},
+    "fedcia/factors": {"dim": 4, "epochs": 1, "rank": 3},
     "hetefedrec": {"epochs": 1},
     "pfedgraph": {"dim": 4, "epochs": 1},
     "perfedrec": {"dim": 4, "epochs": 1},
@@ -61,11 +62,11 @@ def same(one, other):
         torch.testing.assert_close(other[name], value, atol=1e-5, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.parametrize("name", [n for n in METHODS if n in known()])
+@pytest.mark.parametrize("name", [n for n in METHODS if n.split("/")[0] in known()])
 @pytest.mark.parametrize("protocol", ["strict", "paper"])
 def test_three_nodes_give_the_server_state_and_metrics_of_the_simulation(tmp_path, name, protocol):
     data = few_users(24)
-    fleet, _ = federation_of(tmp_path, data, job_of(data, name, METHODS[name], protocol=protocol))
+    fleet, _ = federation_of(tmp_path, data, job_of(data, name.split("/")[0], METHODS[name], protocol=protocol))
     server = distributed(fleet)
     divided = split(data, protocol)
     expected, local = simulated(fleet.method, Federation.of_users(divided))
@@ -175,9 +176,11 @@ def test_a_new_node_joins_where_the_method_keeps_no_row_for_each_client(tmp_path
         job = job_of(data, name, METHODS[name])
         fleet, link = federation_of(tmp_path / name, cut(data, torch.arange(20).numpy()), job, parts=2)
         link.named["late"] = Node(cut(data, torch.arange(20, 30).numpy()), tmp_path / name / "late", "late", threads=1)
-        server = distributed(fleet, rounds=1)
+        if grows:
+            with pytest.raises(Grown):
+                distributed(fleet, rounds=1)
+        distributed(fleet, rounds=1)
         assert fleet.federation.n_clients == (30 if grows else 20)
-        distributed(fleet, rounds=2, first=2, server=server)
         if grows:
             same(simulated(fleet.method, Federation.of_users(split(data, "strict")), 1)[0], distributed(fleet, 1))
 
@@ -189,3 +192,22 @@ def test_two_nodes_of_one_name_are_one_too_many(tmp_path, caplog):
     distributed(fleet, rounds=1)
     assert "there is already a node 'n0'" in caplog.text
     assert len(fleet.members) == 3
+
+
+def test_noise_is_added_on_the_node_and_not_from_the_seed(tmp_path):
+    data = few_users(24)
+    noise = {"kind": "laplace", "scale": 0.01, "clip": 0.5, "delta": 1e-5, "source": "seed"}
+    job = job_of(data, "fedmf", METHODS["fedmf"] | {"init": 0.01}, ldp=noise)
+    fleet, link = federation_of(tmp_path, data, job)
+    sent = []
+    for _ in range(2):
+        link.seen.clear()
+        distributed(fleet, rounds=1)
+        ups = [decode(unpack(reply).body) for _, _, reply in link.seen]
+        assert all((up["weight"] == 1).all() for up in ups), "the weight would tell how much a user has"
+        sent.append(torch.cat([up["items"] for up in ups]))
+    change = sent[0] - fleet.method.init_server(fleet.federation)["items"]
+    assert (change != 0).all(), "noise on every row"
+    assert change.abs().mean() == pytest.approx(0.01, rel=0.3)
+    assert not torch.equal(*sent), "whoever knows the seed could take the noise off"
+    assert fleet.count.refused == 0

@@ -104,7 +104,7 @@ def test_a_round_with_too_few_replies_is_tried_again(tmp_path):
 
 def test_a_folder_of_another_run_is_refused(tmp_path):
     go(tmp_path, Direct(nodes(tmp_path)), asked(tmp_path, rounds=1))
-    with pytest.raises(UserError, match="another settings"):
+    with pytest.raises(UserError, match="a run with another config"):
         go(tmp_path, Direct({}), asked(tmp_path, rounds=1, settings=SETTINGS | {"dim": 5}))
 
 
@@ -116,3 +116,29 @@ def test_without_enough_nodes_nothing_starts(tmp_path):
 def test_a_centralised_method_is_refused(tmp_path):
     with pytest.raises(UserError, match="all data in one place"):
         prepare(asked(tmp_path, "mf", {}), tmp_path / "run")
+
+
+def test_a_node_that_comes_late_takes_part_from_then_on(tmp_path):
+    everyone = nodes(tmp_path)
+    link = Direct({name: everyone[name] for name in ("n0", "n2")})
+
+    def watch(progress, plan):
+        link.named["n1"] = everyone["n1"]
+
+    found = go(tmp_path, link, asked(tmp_path, nodes=2), watch)
+    assert [r["clients"] for r in RunFolder.open(tmp_path / "run").rounds()] == [16, 24, 24]
+    assert found.clients == found.users_evaluated == 24
+
+
+def test_the_budget_of_noise_is_stated(tmp_path):
+    what = asked(tmp_path, rounds=2)
+    made = config(method="fedmf", data="nodes", rounds=2, settings=SETTINGS, ldp="kind=laplace,clip=0.5,epsilon=4")
+    found = go(tmp_path, Direct(nodes(tmp_path)), dataclasses.replace(what, config=made))
+    assert found.epsilon == pytest.approx(4, rel=0.01)
+    assert found.ldp["epsilon_round"] == pytest.approx(2, rel=0.01)
+
+
+def test_a_secure_sum_is_not_pretended(tmp_path):
+    what = dataclasses.replace(asked(tmp_path), config=config(method="fedmf", data="nodes", secure=True))
+    with pytest.raises(UserError, match="not there yet"):
+        prepare(what, tmp_path / "run")

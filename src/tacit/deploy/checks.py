@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tacit.core.fleet import Protection
 from tacit.core.local import local_round
 from tacit.core.method import Method
-from tacit.core.payload import BadPayload, Each, Field, Payload, Rows, Shared, Sparse, State, decode
+from tacit.core.payload import BadPayload, Each, Field, Payload, Product, Rows, Shared, Sparse, State, decode
 from tacit.core.store import ClientStore
 from tacit.data.cohort import Federation
 from tacit.data.interactions import Interactions
@@ -22,17 +23,24 @@ class Refused(ValueError):
     """An upload that is not used, and why."""
 
 
-def template(method: Method, server: State, client: int, round: int, n_items: int) -> Payload:
-    """What an upload of one client looks like: the method's own, from a made-up client with one interaction."""
+def made_up(n_items: int) -> Federation:
+    """One client of one user with one interaction: enough to try things on where there are no data."""
     first = np.zeros(1, dtype=np.int64)
     items = np.array([str(i) for i in range(n_items)], dtype=np.str_)
-    made_up = Interactions("made up", first, first, None, np.array(["0"]), items)
-    federation = Federation.of_users(split(made_up, "strict"))
+    return Federation.of_users(split(Interactions("made up", first, first, None, np.array(["0"]), items), "strict"))
+
+
+def template(
+    method: Method, server: State, client: int, round: int, n_items: int, protection: Protection | None = None
+) -> Payload:
+    """What an upload of one client looks like: the method's own, from a made-up client."""
+    federation = made_up(n_items)
     ids = torch.zeros(1, dtype=torch.long)
     down = method.downlink(server, torch.tensor([client]))
     drawn = federation.cohort(ids, round, method.negatives, method.every_row) if method.draws else None
     data = drawn or federation.people(ids)
-    return local_round(method, ClientStore(method, federation).read(data, training=True), down, data)[1]
+    up = local_round(method, ClientStore(method, federation).read(data, training=True), down, data)[1]
+    return protection(up, down, 0, round) if protection else up
 
 
 def most_bytes(like: Payload, clients: int) -> int:
@@ -77,7 +85,7 @@ def _few(names: object) -> str:
 
 
 def _check_form(name: str, field: Field, like: Field) -> None:
-    kind = Each if isinstance(like, Rows) else type(like)
+    kind = Each if isinstance(like, Rows | Product) else type(like)  # both are written out on the wire
     if type(field) is not kind:
         raise Refused(f"'{name}' is {type(field).__name__.lower()}, not {kind.__name__.lower()}")
     if not isinstance(like, Shared) and not isinstance(field, Shared) and field.private != like.private:
@@ -97,7 +105,7 @@ def _check_form(name: str, field: Field, like: Field) -> None:
 
 
 def _check_values(name: str, field: Field, sent: Field | None, clients: int, max_norm: float, most: float) -> None:
-    value = field.value
+    value = field.value if isinstance(field, Sparse) else field.dense()
     if value.is_floating_point() and not torch.isfinite(value).all():
         raise Refused(f"'{name}' holds values that are not finite")
     if name == "weight":

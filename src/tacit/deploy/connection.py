@@ -63,6 +63,8 @@ def serve(
     host = address.rsplit(":", 1)[0].strip("[]")
     if root is None and not on_loopback(host):
         raise UserError(f"without TLS nothing but this machine is talked to; {host} needs --keys")
+    if root is not None and not root.exists():
+        raise UserError(f"there is no certificate {root}; tacit keys makes it")
     stop = stop or threading.Event()
     pair = generate_key_pairs() if key is None else (key, key.public_key())
     away, refused = False, 0.0
@@ -71,7 +73,7 @@ def serve(
             with FleetHttpClient.from_server_address(
                 address,
                 root is None,
-                None if root is None else str(root),
+                None if root is None else root.read_bytes(),
                 [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(*pair)],
             ) as client:
                 _converse(client, answer, pair[1], key is None, poll, stop)

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import ssl
 import threading
 import time
@@ -128,7 +129,12 @@ class Engine:
             )
         )
         self._open()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve()), daemon=True)
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._socket = socket.create_server((host, port), family=family)
+        except OSError as error:
+            raise UserError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve([self._socket])), daemon=True)
         self._alive = threading.Event()
 
     def _open(self) -> None:
@@ -145,7 +151,7 @@ class Engine:
         self._thread.start()
         while not self._server.started:
             if not self._thread.is_alive():
-                raise UserError(f"cannot listen on {self._server.config.host}:{self._server.config.port}")
+                raise RuntimeError("the server's end of Flower did not start")
             time.sleep(0.02)
         threading.Thread(target=self._beat, daemon=True).start()
         return self
@@ -158,7 +164,7 @@ class Engine:
     @property
     def port(self) -> int:
         """The port that is really listened on."""
-        return int(self._server.servers[0].sockets[0].getsockname()[1])
+        return int(self._socket.getsockname()[1])
 
     def _beat(self) -> None:
         while not self._alive.wait(HEARTBEAT):

@@ -41,6 +41,10 @@ class Link(Protocol):
         """Send, and yield replies as they come until all are there or the time is up."""
 
 
+class Grown(RuntimeError):
+    """A node has joined; the rounds loop is to count its clients from now on."""
+
+
 class TooFew(RuntimeError):
     """A round in which too few clients replied; it can be asked for again."""
 
@@ -134,6 +138,7 @@ class FlowerFleet:
 
     def __post_init__(self) -> None:
         self._ids: dict[str, int] = {}  # name -> node of the link
+        self._heard: dict[str, Packet] = {}  # what a node said of itself when it came
         self._traffic = Traffic()
         self._enrolled()
 
@@ -145,25 +150,23 @@ class FlowerFleet:
     def gather(self, nodes: int, seconds: float) -> bool:
         """Wait until so many nodes are there, then give everybody its numbers, by the order of names."""
         until = time.monotonic() + seconds
-        fresh: dict[str, Packet] = {}
         while True:
-            fresh |= self._greet()
-            known = {m.name for m in self.members}
-            if len(known & set(self._ids)) + len(set(fresh) - known) >= nodes:
+            self._greet()
+            if len(self._ids) >= nodes:
                 break
             if time.monotonic() > until:
                 return False
             time.sleep(0.2)
-        for name in sorted(set(fresh) - known):
-            self._enrol(name, fresh[name])
+        if not self.members:
+            for name in sorted(self._ids):
+                self._enrol(name, self._heard[name])
         return True
 
-    def _greet(self) -> dict[str, Packet]:
+    def _greet(self) -> None:
         """Ask nodes that have come since the last time who they are."""
         there = self.link.nodes()
         self._ids = {name: node for name, node in self._ids.items() if node in there}
         new = [node for node in there if node not in self._ids.values()]
-        found: dict[str, Packet] = {}
         hello = Packet("hello", {}, self.job.dump()).pack()
         for node, reply in self._ask(dict.fromkeys(new, hello), min(self.terms.deadline, 60.0)):
             try:
@@ -182,16 +185,18 @@ class FlowerFleet:
                 log.warning("node %s is not taken in: %s", there[node] or node, error)
                 continue
             self._ids[name] = node
-            found[name] = packet
-        return found
+            self._heard[name] = packet
 
     def _meet(self) -> None:
         """Take in nodes that have come back, and new ones where the server's state has no row for each client."""
-        found = self._greet()
-        new = sorted(set(found) - {m.name for m in self.members})
-        if new and not _counts_clients(self.method, self.federation):
+        self._greet()
+        found = self._heard
+        new = sorted((set(found) & set(self._ids)) - {m.name for m in self.members})
+        # a budget is accounted for by who could have been chosen from the start
+        if new and self.job.ldp is None and not _counts_clients(self.method, self.federation):
             for name in new:
                 self._enrol(name, found[name])
+            raise Grown(f"{len(new)} nodes more")
 
     def _enrol(self, name: str, here: Packet) -> None:
         last = self.members[-1] if self.members else None
@@ -218,7 +223,7 @@ class FlowerFleet:
         if not len(ids):
             return
         self._meet()
-        like = template(self.method, server, int(ids[0]), round, self.federation.n_items)
+        like = template(self.method, server, int(ids[0]), round, self.federation.n_items, self.job.noise())
         downs: dict[int, Payload] = {}
         names: dict[int, Member] = {}
         messages: dict[int, bytes] = {}
@@ -266,7 +271,7 @@ class FlowerFleet:
 
     def evaluate(self, server: State, phase: str, round: int) -> Result:
         """Metrics over the users of all nodes that reply; each node ranks for its own."""
-        self._meet()
+        self._greet()
         messages: dict[int, bytes] = {}
         names: dict[int, str] = {}
         for member in self.members:

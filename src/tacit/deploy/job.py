@@ -12,6 +12,7 @@ from tacit.core.method import Method
 from tacit.data.imported import read_items
 from tacit.errors import UserError
 from tacit.methods import find, known
+from tacit.privacy.mechanisms import Mechanism
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Job:
     items: tuple[str, ...]
     titles: tuple[str, ...] | None = None
     together: bool = False  # a client is a whole node rather than each of its users
+    ldp: dict[str, Any] | None = None  # noise on every upload, as `Mechanism` has it
     run: str = ""  # tells runs of equal settings apart
     id: str = field(init=False, default="")
 
@@ -61,6 +63,10 @@ class Job:
         if method.pooled:
             raise UserError(f"{self.method} needs all data in one place; it cannot run on nodes")
         return method
+
+    def noise(self) -> Mechanism | None:
+        """What a node does to its uploads. The server knows the seed, so the noise is never drawn from it."""
+        return None if self.ldp is None else Mechanism(**self.ldp | {"source": "system"})
 
 
 def catalogue(path: Path) -> tuple[tuple[str, ...], tuple[str, ...] | None]:

@@ -72,7 +72,9 @@ class Work:
 
     def _fresh(self) -> None:
         own = ClientStore(self.method, self.shard.federation, clients=self.shard.clients, users=self.shard.users)
-        self.fleet = SimulatedFleet(self.method, self.shard.federation, threads=self.threads, store=own)
+        self.fleet = SimulatedFleet(
+            self.method, self.shard.federation, threads=self.threads, store=own, protection=self.job.noise()
+        )
         self.round = 0
 
     def stand_at(self, most: int) -> None:
