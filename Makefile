@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+FLOWER := $(VENV)/.flower
 
-.PHONY: help run test test-slow check format bench setup clean
+.PHONY: help run test test-slow check format bench federation setup clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,13 +18,17 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	@touch $(STAMP)
 
+$(FLOWER): $(STAMP)
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev,flower]"
+	@touch $(FLOWER)
+
 run: $(STAMP)  ## train on MovieLens-100K and print metrics and recommendations
 	@$(BIN)/tacit run
 
 test: $(STAMP)  ## run the tests
 	@$(BIN)/python -m pytest -m "not slow"
 
-test-slow: $(STAMP)  ## run the end-to-end checks on real data (minutes)
+test-slow: $(STAMP) $(FLOWER)  ## run the end-to-end checks on real data (minutes)
 	@$(BIN)/python -m pytest -m slow
 
 check: $(STAMP)  ## ruff, mypy --strict and the layers between rooms
@@ -38,6 +43,9 @@ format: $(STAMP)  ## let ruff rewrite what it can
 
 bench: $(STAMP)  ## measure the engine against a plain loop; writes benchmarks/results/*.json
 	@$(BIN)/python -m benchmarks
+
+federation: $(FLOWER)  ## a server and three nodes on this machine, over TLS, on MovieLens-100K
+	@$(BIN)/python -m benchmarks.federation
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis

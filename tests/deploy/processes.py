@@ -9,8 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
-
 from deploy.direct import items_file, shards
 from tacit.data.interactions import Interactions
 
@@ -91,7 +89,3 @@ class Place:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             process.wait(10)
-
-
-def one_by_one(data: Interactions) -> np.ndarray:
-    return np.arange(data.n_users)

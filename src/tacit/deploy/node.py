@@ -87,6 +87,7 @@ class Work:
         else:
             self.fleet.store.load(self.vault.load(self.job.id, round, self.users))
             self.round = round
+            log.info("private state of round %d is back from disk", round)
 
     def sizes(self) -> list[int]:
         """|D_u| of each client, for methods that send it as a weight; a number does not depend on a place."""
@@ -126,11 +127,12 @@ class Node:
         began = time.perf_counter()
         try:
             asked = unpack(blob)
+            log.info("asked: %s, round %s", asked.kind, asked.head.get("round", "-"))
             reply = {"hello": self._hello, "train": self._train, "evaluate": self._evaluate}[asked.kind](asked)
         except Exception as error:
             log.exception("a message was not answered")
             return Packet("sorry", {"error": type(error).__name__}).pack()
-        log.info("%s round %s: %.2f s", asked.kind, asked.head.get("round", "-"), time.perf_counter() - began)
+        log.info("done in %.2f s", time.perf_counter() - began)
         reply.head["seconds"] = time.perf_counter() - began
         return reply.pack()
 
