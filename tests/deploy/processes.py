@@ -65,7 +65,7 @@ class Place:
         where = ["--catalogue", self.path / "items.csv", "--out", self.path / "run", "--port", self.port]
         return self.start("server", "server", method, *where, *safe, "--nodes", len(self.names), *more)
 
-    def finished(self, seconds: float = 240) -> None:
+    def finished(self, seconds: float = 1800) -> None:
         code = self.processes["server"].wait(seconds)
         assert code == 0, self.said("server")
 
@@ -74,7 +74,7 @@ class Place:
         process.send_signal(signal.SIGKILL)
         process.wait(10)
 
-    def wait_for(self, name: str, text: str, seconds: float = 120, times: int = 1) -> None:
+    def wait_for(self, name: str, text: str, seconds: float = 1200, times: int = 1) -> None:
         until = time.monotonic() + seconds
         while self.said(name).count(text) < times:
             assert time.monotonic() < until, f"no '{text}' from {name}:\n{self.said(name)}"

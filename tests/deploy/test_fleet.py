@@ -27,6 +27,7 @@ METHODS = {
     "fedcia/factors": {"dim": 4, "epochs": 1, "rank": 3},
     "hetefedrec": {"epochs": 1},
     "pfedgraph": {"dim": 4, "epochs": 1},
+    "gpfedrec": {"dim": 4, "epochs": 1},
     "perfedrec": {"dim": 4, "epochs": 1},
     "cofedrec": {"dim": 4, "epochs": 1},
     "fedca": {"dim": 4, "epochs": 1},

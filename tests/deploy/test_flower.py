@@ -27,7 +27,7 @@ METHODS = {
     "fedcia-gfcf": ("fedcia", {"backbone": "gfcf"}),
     "hetefedrec": ("hetefedrec", {"epochs": 1}),
 }
-LONG = {"dim": 4, "epochs": 4000}  # rounds of seconds, to be killed in
+LONG = {"dim": 4, "epochs": 1500}  # rounds of seconds, to be killed in
 
 
 def settings(values):
@@ -73,16 +73,16 @@ def test_two_of_five_nodes_are_killed_and_one_comes_back(tmp_path):
         for node in place.names:
             place.node(node)
         place.server("fedmf", "--rounds", 6, "--deadline", 90, *settings(LONG))
-        place.wait_for("n1", "asked: train, round 2", 300)
+        place.wait_for("n1", "asked: train, round 2")
         place.kill("n1")
         place.kill("n3")
         kept = next((tmp_path / "n1.node").rglob("000001.safetensors")).read_bytes()
-        place.wait_for("server", "round 2: ", 300)
+        place.wait_for("server", "round 2: ")
         assert "round 2: 15 clients" in place.said("server")
         place.node("n1")
-        place.wait_for("n1", "private state of round 1 is back from disk", 300)
+        place.wait_for("n1", "private state of round 1 is back from disk")
         assert kept
-        place.finished(600)
+        place.finished()
         clients = [r["clients"] for r in RunFolder.open(tmp_path / "run").rounds()]
         assert clients[0] == 25
         assert clients[-1] == 20, "the one that came back takes part, the other one does not"
@@ -94,10 +94,10 @@ def test_a_server_that_is_killed_goes_on_and_ends_the_same(tmp_path, monkeypatch
         for node in place.names:
             place.node(node)
         place.server("pfedclr", "--rounds", 3, *settings(values))
-        place.wait_for("n1", "asked: train, round 2", 300)
+        place.wait_for("n1", "asked: train, round 2")
         place.kill("server")
         place.server("pfedclr", "--rounds", 3, *settings(values))
-        place.finished(600)
+        place.finished()
         assert "going on after round 1" in place.said("server")
     same(tmp_path, simulated(monkeypatch, data, tmp_path, "pfedclr", values, 3))
 
@@ -108,14 +108,14 @@ def test_an_unregistered_key_and_plain_text_are_refused(tmp_path):
         place.tacit("keys", tmp_path / "other", "--host", "127.0.0.1", "--node", "n0")
         (tmp_path / "other" / "nodes" / "n0" / "ca.crt").write_bytes((tmp_path / "keys" / "ca.crt").read_bytes())
         place.server("fedmf", "--rounds", 1)
-        place.wait_for("server", "listening", 120)
+        place.wait_for("server", "listening")
         address = f"127.0.0.1:{place.port}"
         own = ["--server", address, "--folder", tmp_path / "x"]
         stranger = place.tacit("node", tmp_path / "n0.csv", *own, "--keys", tmp_path / "other" / "nodes" / "n0")
         assert stranger.returncode == 2
         assert "does not know this node's key" in stranger.stderr
         plain = place.start("plain", "node", tmp_path / "n0.csv", *own, "--insecure")
-        place.wait_for("plain", "waiting for it", 120)
+        place.wait_for("plain", "waiting for it")
         assert "node 'n0' joins" not in place.said("server")
         plain.kill()
         bare = place.tacit("node", tmp_path / "n0.csv", *own)
