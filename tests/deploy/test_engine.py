@@ -42,7 +42,7 @@ def nodes(port, answers, folder=None):
             assert not thread.is_alive()
 
 
-def present(engine, count, seconds=30):
+def present(engine, count, seconds=300):
     until = time.monotonic() + seconds
     while len(found := engine.nodes()) < count:
         assert time.monotonic() < until
@@ -69,27 +69,25 @@ def test_messages_go_to_nodes_with_keys_and_come_back(made):
         assert set(there) == {"a", "b"}
         big = bytes(range(256)) * 50_000  # more than two of Flower's pieces
         for blob in (b"", b"Hello", big):
-            found = dict(engine.ask(dict.fromkeys(there.values(), blob), 30))
+            found = dict(engine.ask(dict.fromkeys(there.values(), blob), 300))
             assert found == {there["a"]: blob.upper(), there["b"]: blob.lower()}
         assert failed == []
 
 
 def test_a_slow_node_is_left_behind_and_answers_the_next_time():
-    port, slow = free_port(), threading.Event()
+    port, released = free_port(), threading.Event()
 
     def late(blob):
-        if not slow.is_set():
-            slow.set()
-            time.sleep(2)
+        released.wait(300)
         return blob
 
     with Engine("127.0.0.1", port) as engine, nodes(port, {"a": late, "b": lambda blob: blob}):
         there = present(engine, 2)
         began = time.monotonic()
-        assert len(list(engine.ask(dict.fromkeys(there, b"one"), 1.0))) == 1
-        assert time.monotonic() - began < 1.6
-        time.sleep(1.5)
-        assert dict(engine.ask(dict.fromkeys(there, b"two"), 20)) == dict.fromkeys(there, b"two")
+        assert len(list(engine.ask(dict.fromkeys(there, b"one"), 5.0))) == 1
+        assert time.monotonic() - began < 10
+        released.set()
+        assert dict(engine.ask(dict.fromkeys(there, b"two"), 300)) == dict.fromkeys(there, b"two")
 
 
 def test_a_server_that_comes_back_finds_its_nodes(made):
@@ -98,7 +96,7 @@ def test_a_server_that_comes_back_finds_its_nodes(made):
         for _ in range(2):
             with secured(made, port) as engine:
                 (node,) = present(engine, 1)
-                assert dict(engine.ask({node: b"x"}, 30)) == {node: b"X"}
+                assert dict(engine.ask({node: b"x"}, 300)) == {node: b"X"}
         assert failed == []
 
 
@@ -108,7 +106,7 @@ def test_a_key_that_was_not_registered_is_refused(made, tmp_path, monkeypatch):
     (tmp_path / "nodes" / "a" / "ca.crt").write_bytes((made / "ca.crt").read_bytes())
     port = free_port()
     with secured(made, port) as engine, nodes(port, {"a": bytes.upper}, tmp_path) as failed:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 300
         while not failed and time.monotonic() < until:
             time.sleep(0.1)
         assert engine.nodes() == {}
@@ -120,7 +118,7 @@ def test_a_server_with_another_authority_is_refused(made, tmp_path):
     keys.make(tmp_path, ["127.0.0.1"], ["a"])
     port = free_port()
     with secured(made, port), nodes(port, {"a": bytes.upper}, tmp_path) as failed:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 300
         while not failed and time.monotonic() < until:
             time.sleep(0.1)
     assert isinstance(failed[0], Refusal)
