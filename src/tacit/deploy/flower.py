@@ -1,6 +1,6 @@
 """What server and node share of Flower: how a packet travels in its messages.
 
-docs/decisions/0010-flower.md says what of Flower is used and what is not. The modules imported here and in `engine` and
+docs/decisions/0016-flower.md says what of Flower is used and what is not. The modules imported here and in `engine` and
 `connection` are those of Flower 1.41, partly not its public ones, so the version is pinned.
 """
 
