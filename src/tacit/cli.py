@@ -339,6 +339,7 @@ def server_command(
     rounds: Rounds = None,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     settings: Settings = None,
+    plug: Plug = None,
     ldp: Noise = None,
     together: Annotated[bool, typer.Option("--together", help="a client is a node, not each of its users")] = False,
     select: Select = "NDCG@10",
@@ -353,13 +354,14 @@ def server_command(
     """Run a method over nodes on other machines; started again after a crash, it goes on."""
     from tacit.deploy import commands
 
+    (method,), of_plug = _plugged([method], plug)
     asked = config(
         method=method,
         data=catalogue.stem,
         protocol=protocol,
         rounds=rounds,
         seed=seed,
-        settings=parse_pairs(settings or []),
+        settings=parse_pairs(settings or []) | of_plug,
         select=select,
         evaluate_every=evaluate_every,
         patience=patience,

@@ -11,7 +11,7 @@ from tacit.config import build
 from tacit.core.method import Method
 from tacit.data.imported import read_items
 from tacit.errors import UserError
-from tacit.methods import find, known
+from tacit.methods import find
 from tacit.privacy.mechanisms import Mechanism
 
 
@@ -54,7 +54,7 @@ class Job:
 
     def build(self, allow: tuple[str, ...] = ()) -> Method:
         """The method. A node builds those of this package alone and what its owner allows by name."""
-        if self.method not in known() and self.method not in allow:
+        if ":" in self.method and self.method not in allow:
             raise UserError(
                 f"the server asks for '{self.method}', which is not one of tacit's methods; "
                 f"allow it with --allow {self.method}"
