@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.core.method import Method
-from tacit.core.payload import Each, Rows, State
+from tacit.core.payload import Each, Rows, State, rows_at
 from tacit.data.cohort import Cohort, Federation
 
 BLOCK = 256  # clients initialised at a time
@@ -71,9 +71,9 @@ class ClientStore:
             if name in self.method.per_user:
                 out[name] = leaf[(data.users - self.users.start).clamp(min=0)]
             elif name in self.method.tables and not data.every_row:
-                out[name] = leaf[ids[:, None], data.rows]
+                out[name] = rows_at(leaf, ids, data.rows)
             else:
-                out[name] = leaf[ids]
+                out[name] = leaf.index_select(0, ids)
         return out
 
     def write(self, data: Cohort, kept: Mapping[str, Tensor | Rows]) -> None:

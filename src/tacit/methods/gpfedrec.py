@@ -82,7 +82,7 @@ class GPFedRec(FedNCF):
         seen = server["seen"][ids]
         if not seen.any():
             return Payload(ids, {"items": Shared(items), "target": Shared(items)})
-        target = server["targets"][ids]
+        target = server["targets"].index_select(0, ids)
         target[~seen] = items
         return Payload(ids, {"items": Shared(items), "target": Each(target)})
 
@@ -91,7 +91,7 @@ class GPFedRec(FedNCF):
         p = super().receive(clients, down, data)
         target = spread(down.fields["target"], data, table=True)
         if not data.real.all():
-            target = torch.where(data.real[..., None], target, p["items"])  # padding is where it is pulled to
+            target[~data.real] = p["items"][~data.real]  # padding is where it is pulled to
         weight = torch.full((len(data.ids), 1, 1), self.guidance / (data.federation.n_items * self.dim))
         return p | {"target": target, "pull": weight}
 
