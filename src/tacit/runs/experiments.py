@@ -20,10 +20,11 @@ from tacit.runs.compare import is_of, once
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import Summary, Watch
 
+# Megabytes are per client and round, seconds per round.
 FIGURES: dict[str, tuple[str, Callable[[Summary], float | None]]] = {
-    "up": ("MB up per client and round", lambda s: s.bytes_up / s.client_rounds / 1e6),
-    "down": ("MB down per client and round", lambda s: s.bytes_down / s.client_rounds / 1e6),
-    "cpu": ("CPU s per round", lambda s: s.cpu_seconds / s.rounds),
+    "up": ("MB up", lambda s: s.bytes_up / s.client_rounds / 1e6),
+    "down": ("MB down", lambda s: s.bytes_down / s.client_rounds / 1e6),
+    "cpu": ("CPU s", lambda s: s.cpu_seconds / s.rounds),
     "memory": ("peak MB", lambda s: s.peak_memory_mb),
     "epsilon": ("ε", lambda s: s.epsilon),
 }
@@ -254,28 +255,24 @@ def headings(experiment: Experiment) -> list[str]:
     return [*out, *(FIGURES[f][0] for f in experiment.figures), "seeds"]
 
 
-def table_rows(experiment: Experiment, data: str, found: dict[tuple[str, str, str], Cell]) -> list[list[str]]:
-    """The cells below the headings, as text."""
+def table_rows(experiment: Experiment, data: str, found: dict[tuple[str, str, str], Cell]) -> list[list[list[str]]]:
+    """The cells below the headings, each a list of texts: one a metric, or one for all."""
     out = []
     for label, line, _, place in rows(experiment):
         if line.data and data not in line.data:
             continue
-        sources = dict.fromkeys(s for m in experiment.metrics for s, _ in printed(line, data, place, m))
-        paper = []
-        for source in sources:
-            figures = [dict(printed(line, data, place, m)).get(source) for m in experiment.metrics]
-            text = " / ".join("–" if f is None else _number(f) for f in figures)
-            paper.append(f"{text} ({source})" if source else text)
-        cells = [label, "; ".join(paper) or "–"]
+        metrics = experiment.metrics
+        cells = [[label], [_published(printed(line, data, place, m)) for m in metrics]]
         counts = []
         for protocol in experiment.protocols:
             cell = found.get((label, data, protocol), Cell(()))
             counts.append(len(cell.runs))
             kinds = (True, False) if protocol == "strict" else (False,)
-            cells += [" / ".join(_text(cell.figure(m, sampled)) for m in experiment.metrics) for sampled in kinds]
+            cells += [[_text(cell.figure(m, sampled)) for m in metrics] for sampled in kinds]
         first = found.get((label, data, experiment.protocols[0]), Cell(()))
-        cells += [_text(first.cost(f), 3) for f in experiment.figures]
-        cells.append(str(counts[0]) if len(set(counts)) == 1 else "/".join(map(str, counts)))
+        costs = [first.cost(f) for f in experiment.figures]
+        cells += [["–" if cost is None else _number(cost[0], 3)] for cost in costs]
+        cells.append([str(counts[0]) if len(set(counts)) == 1 else "/".join(map(str, counts))])
         out.append(cells)
     return out
 
@@ -289,7 +286,15 @@ def _one_table(experiment: Experiment, data: str, found: dict[tuple[str, str, st
     heads = headings(experiment)
     lines = [f"Columns: {' / '.join(experiment.metrics)}, mean ± deviation over seeds.", ""]
     lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    return lines + [f"| {' | '.join(cells)} |" for cells in table_rows(experiment, data, found)]
+    for cells in table_rows(experiment, data, found):
+        texts = ["–" if set(cell) == {"–"} else " / ".join(cell) for cell in cells]
+        lines.append(f"| {' | '.join(texts)} |")
+    return lines
+
+
+def _published(figures: list[tuple[str, float]]) -> str:
+    """What papers print of one metric, each with its source."""
+    return ", ".join(f"{_number(value)} {source}".strip() for source, value in figures) or "–"
 
 
 def _asked(label: str, wanted: list[str]) -> bool:
@@ -310,11 +315,11 @@ def _spread(values: list[float]) -> tuple[float, float | None] | None:
     return mean(values), stdev(values) if finite else None
 
 
-def _text(figure: tuple[float, float | None] | None, digits: int = 4) -> str:
+def _text(figure: tuple[float, float | None] | None) -> str:
     if figure is None:
         return "–"
     value, spread = figure
-    return _number(value, digits) + (f" ±{_number(spread, digits)}" if spread is not None else "")
+    return _number(value) + (f" ±{spread:.3f}".replace("±0.", "±.") if spread is not None else "")
 
 
 def _number(value: float, digits: int = 4) -> str:

@@ -91,12 +91,15 @@ def remarks(rows: Sequence[Row]) -> list[str]:
 
 
 def experiment(asked: Experiment, data: str, found: dict[tuple[str, str, str], Cell]) -> Table:
-    """Published and measured figures of one data set."""
-    table = _table(f"{data} · {' / '.join(asked.metrics)}", narrow=True)
-    for number, heading in enumerate(headings(asked)):
-        table.add_column(heading, justify="right" if number else "left")
-    for cells in table_rows(asked, data, found):
-        table.add_row(*cells)
+    """Published and measured figures of one data set, a line a metric."""
+    table = _table(data, narrow=True)
+    first, *others = headings(asked)
+    table.add_column(first)
+    table.add_column("metric")
+    for heading in others:
+        table.add_column(heading.replace(" (", "\n("), justify="right")
+    for label, *cells in table_rows(asked, data, found):
+        table.add_row(label[0], "\n".join(asked.metrics), *("\n".join(cell) for cell in cells))
     return table
 
 
