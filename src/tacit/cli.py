@@ -60,6 +60,12 @@ Noise = Annotated[
     typer.Option("--ldp", help="noise on uploads: kind=laplace,clip=0.5,scale=0.1, or epsilon=1 in place of scale"),
 ]
 Mapped = Annotated[bool, typer.Option("--mapped", help="keep the clients' state in memory-mapped files")]
+Central = Annotated[
+    str | None,
+    typer.Option(
+        "--dp", help="noise that clients share, with --secure: clip=1,noise=1, or epsilon=1 in place of noise"
+    ),
+]
 Secure = Annotated[bool, typer.Option("--secure", help="the server sees only sums of uploads (secure aggregation)")]
 AsJson = Annotated[bool, typer.Option("--json", help="print the summary as the last line")]
 
@@ -82,6 +88,7 @@ def run_command(
     chunk: Chunk = 128,
     mapped: Mapped = False,
     secure: Secure = False,
+    dp: Central = None,
     ldp: Noise = None,
     folder: Annotated[Path | None, typer.Option("--out", help="the run's folder")] = None,
     sanity_rows: Annotated[bool, typer.Option("--sanity/--no-sanity", help="popularity, EASE, oracle")] = True,
@@ -106,6 +113,7 @@ def run_command(
         chunk=chunk,
         mapped=mapped,
         secure=secure,
+        dp=dp,
         ldp=ldp,
     )
     with downloading() as progress:

@@ -39,6 +39,24 @@ class Ldp(BaseModel):
             raise UserError(f"ldp: {self.kind} needs either scale=…, the noise, or epsilon=…, what a run may cost")
 
 
+class Dp(BaseModel):
+    """Noise that the clients of a secure sum share: its strength, or the ε that the whole run may cost a client."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    clip: Annotated[float, Field(gt=0, allow_inf_nan=False)]  # L2 bound on a client's upload
+    noise: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # on the sum, in units of clip
+    epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+
+    def check(self, secure: bool, ldp: bool) -> None:
+        """What goes together and what does not."""
+        if not secure or ldp:
+            raise UserError("dp: noise that clients share goes with --secure and without --ldp")
+        if (self.noise is None) == (self.epsilon is None):
+            raise UserError("dp: write either noise=…, on the sum in units of clip, or epsilon=…, what a run may cost")
+
+
 class RunConfig(BaseModel):
     """Everything that decides a run's outcome, and where it runs."""
 
@@ -59,6 +77,7 @@ class RunConfig(BaseModel):
     ldp: Ldp | None = None  # noise on every upload
     mapped: bool = False  # keep the clients' state in memory-mapped files
     secure: bool = False  # the server sees only sums of uploads
+    dp: Dp | None = None  # noise on these sums
 
     # where it runs; the outcome does not depend on these
     threads: Annotated[int, Field(ge=0)] = 0  # 0: one per core
@@ -73,6 +92,8 @@ def config(**values: Any) -> RunConfig:
             raise unknown("option", key, known)
     if isinstance(values.get("ldp"), str):
         values["ldp"] = parse_pairs(values["ldp"].split(","), "--ldp kind=laplace,clip=0.5,scale=0.1")
+    if isinstance(values.get("dp"), str):
+        values["dp"] = parse_pairs(values["dp"].split(","), "--dp clip=1,noise=1")
     try:
         made = RunConfig(**values)
     except ValidationError as error:
@@ -84,6 +105,8 @@ def config(**values: Any) -> RunConfig:
         raise unknown("metric", made.select, metrics)
     if made.ldp is not None:
         made.ldp.check()
+    if made.dp is not None:
+        made.dp.check(made.secure, made.ldp is not None)
     return made
 
 

@@ -101,6 +101,8 @@ def test_rows_over_a_base_that_the_server_did_not_send_are_clipped_whole(per_cli
     field = Each(sent.expand(2, 5, 2)) if per_client else Shared(sent)
     out = Mechanism("gaussian", STILL, clip=0.5)(up, Payload(up.ids, {"items": field}), 0, 1)
     torch.testing.assert_close(norm(out, {}, "gaussian"), torch.full((2,), 0.5).double(), atol=1e-5, rtol=0)
+    loose = Mechanism("gaussian", STILL, clip=1e6)(up, Payload(up.ids, {"items": field}), 0, 1)
+    torch.testing.assert_close(loose["items"], up["items"], atol=1e-5, rtol=0)
 
 
 def test_the_weight_tells_nothing_when_clipped_and_is_the_papers_when_not():

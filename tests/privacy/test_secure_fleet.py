@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import conformance
+from tacit.config import config
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Method, Moment
 from tacit.core.payload import Each, Payload, Rows, Shared
@@ -16,11 +17,13 @@ from tacit.methods.fedncf import FedNCF
 from tacit.methods.pfedgraph import PFedGraph
 from tacit.methods.references import EASE, Popularity
 from tacit.methods.tally import Tally
+from tacit.privacy.gaussian import gaussian_epsilon
 from tacit.privacy.mask_graph import degree_and_threshold
 from tacit.privacy.secure_fleet import SecureFleet, check_sum
-from tacit.privacy.secure_sum import STAGES
+from tacit.privacy.secure_sum import STAGES, honest
 from tacit.privacy.shared_noise import SharedNoise
-from tacit.runs.run import run
+from tacit.runs.folder import RunFolder
+from tacit.runs.run import reopen, run, start
 from toys import few_clients
 
 SMALL = {"dim": 4, "epochs": 1, "optimizer": "sgd", "lr": 0.5, "table_lr": 50.0, "init": 0.3}
@@ -157,21 +160,15 @@ def test_too_few_clients_too_many_values_and_wild_ones_are_refused():
 
 def test_noise_is_added_by_the_clients_together():
     federation = few_clients(20)
-    method = replace(FEDMF, weighting="uniform")
-    noise = SharedNoise(clip=0.1, multiplier=2.0)
-    server, (quiet,), _ = uploads(method, federation, noise=SharedNoise(clip=0.1, multiplier=0.0))
+    noise = SharedNoise(clip=0.1, ratio=2.0, contributors=honest(20))
+    server, (quiet,), _ = uploads(FEDMF, federation, protection=replace(noise, ratio=0.0))
     change = 20 * (quiet["items"][0] - server["items"])
     assert 0 < float(change.norm()) <= 20 * 0.1
-    _, (loud,), _ = uploads(method, federation, noise=noise)
-    assert loud["weight"].item() == 20
+    assert quiet["weight"].item() == 20, "sizes would tell on clients: all weigh the same"
+    _, (loud,), _ = uploads(FEDMF, federation, protection=noise)
     added = 20 * (loud["items"] - quiet["items"]).numpy().ravel()
-    honest = 20 - 6 - 2  # without dropouts and colluding clients
-    assert np.std(added) == pytest.approx(0.2 * (20 / honest) ** 0.5, rel=0.1)
-    assert noise.epsilon() == pytest.approx(2.24, abs=0.1)
-    with pytest.raises(UserError, match="--set weighting=uniform"):
-        uploads(FEDMF, federation, noise=noise)
-    _, (counted,), _ = uploads(Popularity(), federation, noise=noise)
-    assert counted["count"].shape == (1, federation.n_items)
+    assert honest(20) == 20 - 6 - 2  # without dropouts and colluding clients
+    assert np.std(added) == pytest.approx(0.2 * (20 / 12) ** 0.5, rel=0.1)
 
 
 def test_a_secure_run_is_the_plain_one(tmp_path):
@@ -183,3 +180,22 @@ def test_a_secure_run_is_the_plain_one(tmp_path):
     with pytest.raises(UserError, match="pfedgraph does not work with a secure sum"):
         run("pfedgraph", out=tmp_path / "none", secure=True, **options)
     assert not (tmp_path / "none").exists()
+
+
+def test_a_run_with_shared_noise_states_its_central_epsilon(tmp_path):
+    options = {"data": "demo", "rounds": 3, "threads": 1, "clients": 12, "settings": {"dim": 4}, "secure": True}
+    made = run("fedmf", out=tmp_path / "noise", dp="clip=0.5,noise=4", **options)
+    assert (made.dp["contributors"], made.dp["ratio"], made.ldp) == (12 - 3 - 1, 4, None)
+    assert made.epsilon == pytest.approx(gaussian_epsilon(4 / 3**0.5, 1e-5))
+    assert made.dp["epsilon_round"] == pytest.approx(gaussian_epsilon(4, 1e-5))
+    lines = RunFolder.open(tmp_path / "noise").rounds()
+    assert [line["epsilon"] for line in lines] == pytest.approx([gaussian_epsilon(4 / n**0.5, 1e-5) for n in (1, 2, 3)])
+    assert reopen(tmp_path / "noise").mechanism == SharedNoise(0.5, 4.0, 8)
+    asked = start(config(method="fedmf", dp="clip=0.5,epsilon=2", **options), tmp_path / "budget")
+    assert 1.99 < asked.mechanism.epsilon(3) <= 2
+    for wrong in ({"secure": False}, {"ldp": "clip=1,scale=1"}):
+        with pytest.raises(UserError, match="goes with --secure and without --ldp"):
+            config(method="fedmf", dp="clip=0.5,noise=4", **options | wrong)
+    for both in ("clip=1", "clip=1,noise=1,epsilon=1"):
+        with pytest.raises(UserError, match="dp: write either noise="):
+            config(method="fedmf", dp=both, **options)

@@ -1,38 +1,41 @@
+import math
+
 import numpy as np
 import pytest
-from scipy.stats import kstest
+import torch
 
+from tacit.core.payload import Each, Payload, Shared
+from tacit.privacy.accountant import central_epsilon
 from tacit.privacy.gaussian import gaussian_epsilon
-from tacit.privacy.shared_noise import SharedNoise, normals
+from tacit.privacy.shared_noise import SharedNoise, for_budget
 
 
-def entropy(seed=0):
-    return np.random.default_rng(seed).bytes
-
-
-def test_normals_are_normal():
-    drawn = normals(100_000, entropy())
-    assert kstest(drawn, "norm").pvalue > 1e-3
-    assert not np.array_equal(normals(5), normals(5)), "without an entropy of one's own they come from the system"
-
-
-def test_a_vector_is_no_longer_than_the_clip():
-    quiet = SharedNoise(clip=2.0, multiplier=0.0)
-    long, short = np.array([3.0, 4.0]), np.array([0.3, 0.4])
-    assert quiet.protect(long, 1) == pytest.approx([1.2, 1.6])
-    assert np.array_equal(quiet.protect(short, 1), short)
-    assert np.array_equal(quiet.protect(np.zeros(2), 1), np.zeros(2))
+def test_a_share_is_a_part_of_the_variance():
+    noise = SharedNoise(clip=0.5, ratio=3.0, contributors=25, delta=1e-6)
+    assert noise.share.scale == pytest.approx(3.0 * 0.5 / 5)
+    assert (noise.share.kind, noise.share.clip, noise.share.delta) == ("gaussian", 0.5, 1e-6)
 
 
 @pytest.mark.parametrize(("clients", "contributors"), [(50, 50), (50, 30)])
-def test_shares_add_up_to_the_noise_asked_for(clients, contributors):
-    noise, draw = SharedNoise(clip=0.5, multiplier=3.0), entropy()
-    total = sum(noise.protect(np.zeros(20_000), contributors, draw) for _ in range(clients))
-    expected = 3.0 * 0.5 * (clients / contributors) ** 0.5  # never less than asked for
-    assert total.std() == pytest.approx(expected, rel=0.02)
-    assert kstest(total / expected, "norm").pvalue > 1e-3
+def test_shares_add_up_to_no_less_than_the_noise_asked_for(clients, contributors):
+    ids = torch.arange(clients)
+    up = Payload(ids, {"items": Each(torch.ones(clients, 2000)), "weight": Each(ids.float(), private=False)})
+    noise = SharedNoise(clip=1e-6, ratio=3e6, contributors=contributors)  # the clip leaves the noise alone
+    sent = noise(up, Payload(ids, {"items": Shared(torch.zeros(2000))}), 0, 1)
+    assert sent["weight"].tolist() == [1.0] * clients
+    assert np.std(sent["items"].sum(0).numpy()) == pytest.approx(3.0 * math.sqrt(clients / contributors), rel=0.05)
 
 
-def test_epsilon_is_that_of_the_sum():
-    assert SharedNoise(0.5, 3.0, 1e-5).epsilon() == gaussian_epsilon(3.0, 1e-5)
-    assert SharedNoise(0.5, 0.0).epsilon() == float("inf")
+@pytest.mark.parametrize("rounds", [1, 7])
+def test_epsilon_is_that_of_the_sums(rounds):
+    noise = SharedNoise(0.5, 3.0, 25, 1e-5)
+    assert noise.epsilon(rounds) == gaussian_epsilon(3.0 / math.sqrt(rounds), 1e-5)
+    pytest.importorskip("dp_accounting")
+    assert noise.epsilon(rounds) == pytest.approx(central_epsilon(3.0, rounds, 1e-5), rel=1e-3)
+    assert noise.epsilon(0) == 0
+    assert noise.share.epsilon(rounds) > 4 * noise.epsilon(rounds), "a share alone would protect far less"
+
+
+def test_the_noise_for_a_budget():
+    noise = for_budget(1.0, 2.0, rounds=9, contributors=10)
+    assert 1.99 < noise.epsilon(9) <= 2.0

@@ -82,7 +82,7 @@ class Method:
     def __init_subclass__(cls) -> None:
         """An aggregation of one's own is taken to need single uploads until `individual` says otherwise."""
         super().__init_subclass__()
-        if "aggregate" in vars(cls) and "individual" not in vars(cls):
+        if "aggregate" in vars(cls) and "individual" not in vars(cls) and not cls.individual:
             cls.individual = "its aggregation is its own and does not say that a sum is enough"
 
     @classmethod

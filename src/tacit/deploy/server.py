@@ -209,6 +209,7 @@ def _finish(
         settings=job.settings,
         folder=str(folder.path),
         ldp=job.ldp | {"epsilon_round": noise.epsilon(1)} if (noise := job.noise()) and job.ldp else None,
+        dp=None,
         **spent(),
     )
     folder.finish(dataclasses.asdict(summary))

@@ -57,6 +57,7 @@ class FedCIA(Method):
 
     name: ClassVar[str] = "fedcia"
     paper: ClassVar[str] = "Han et al. 2025, Federated Collaborative Information Aggregation"
+    individual: ClassVar[str] = "similarities of all pairs of items are too many to mask, and factors cannot be added"
     shared: ClassVar[tuple[str, ...]] = ()
     kept: ClassVar[tuple[str, ...]] = ("items",)
     every_row: ClassVar[bool] = True  # alignment moves every row

@@ -43,6 +43,7 @@ class GPFedRec(FedNCF):
 
     name: ClassVar[str] = "gpfedrec"
     paper: ClassVar[str] = "Zhang et al. 2024, Graph-Guided Personalization for Federated Recommendation"
+    individual: ClassVar[str] = "it relates clients by their tables and averages each one's neighbours for it"
 
     @property
     def shared(self) -> tuple[str, ...]:  # type: ignore[override]

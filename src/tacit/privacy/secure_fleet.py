@@ -10,11 +10,10 @@ from torch import Tensor
 
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Method
-from tacit.core.payload import Each, Field, Payload, Rows, Shared, Sparse, State
+from tacit.core.payload import Each, Field, Payload, Product, Rows, Shared, Sparse, State
 from tacit.errors import UserError
 from tacit.privacy.fixed_point import FixedPoint, Reals, Words
-from tacit.privacy.secure_sum import Invitation, Stage, simulate
-from tacit.privacy.shared_noise import SharedNoise
+from tacit.privacy.secure_sum import Stage, simulate
 
 BOUND = 2.0**20  # of every value; 64 bits leave 33 behind the point for a thousand clients
 MOST = 1_000_000  # values of a client: all of them are masked once for every neighbour
@@ -43,7 +42,6 @@ class SecureFleet(SimulatedFleet):
     """
 
     drops: Mapping[Stage, Collection[int]] = {}  # clients that fall silent at a stage, in every round
-    noise: SharedNoise | None = None
 
     def train(self, server: State, ids: Tensor, round: int, traffic: Traffic) -> Iterator[Payload]:
         """Train these clients for a round and yield one upload, that of everybody."""
@@ -59,15 +57,12 @@ class SecureFleet(SimulatedFleet):
             return
         point = FixedPoint(BOUND, len(ids))
 
-        def vectors(invitation: Invitation) -> Iterator[tuple[int, Words]]:
+        def vectors() -> Iterator[tuple[int, Words]]:
             for up in chain([first], uploads):
                 for place, client in enumerate(up.ids.tolist()):
-                    values = layout.vector(up.only(torch.tensor([place])))
-                    if self.noise:
-                        values = layout.noisy(values, self.noise, invitation.honest)
-                    yield client, layout.encoded(values, point)
+                    yield client, layout.encoded(layout.vector(up.only(torch.tensor([place]))), point)
 
-        done = simulate(ids.tolist(), vectors, self.drops)
+        done = simulate(ids.tolist(), vectors(), self.drops)
         traffic.bytes_up = before + done.bytes_up
         traffic.bytes_down += done.bytes_down
         yield layout.everybody(point.decode(done.total))
@@ -82,7 +77,7 @@ class Layout:
         self.fields = {n: f for n, f in like.fields.items() if n != "weight"}
         self.shapes = {n: _shape(method, n, f) for n, f in self.fields.items()}
         sent = method.downlink(server, like.ids[:1]).fields if self.weighted else {}
-        # a change is smaller than a table, and what a bound on a client's part must be on
+        # a change is smaller than a table
         self.bases = {
             n: f.value.double().numpy().ravel()
             for n, f in sent.items()
@@ -102,14 +97,6 @@ class Layout:
             return np.concatenate(parts)
         weight = float(up["weight"])
         return np.concatenate([*(weight * part for part in parts), [weight]])
-
-    def noisy(self, values: Reals, noise: SharedNoise, contributors: int) -> Reals:
-        """With the client's share of the noise. How many clients there are is no secret, but a weight would be one."""
-        if not self.weighted:
-            return noise.protect(values, contributors)
-        if values[-1] != 1:
-            raise UserError("noise on a secure sum needs clients that weigh the same: --set weighting=uniform")
-        return np.concatenate([noise.protect(values[:-1], contributors), values[-1:]])
 
     def encoded(self, values: Reals, point: FixedPoint) -> Words:
         """As words; a value that would be clipped or is none is refused, because the mean would be another."""
@@ -142,6 +129,8 @@ def _shape(method: Method, name: str, field: Field) -> tuple[int, ...]:
         return field.shape
     if isinstance(field, Rows):
         return tuple(field.base.shape[field.own_base :])
+    if isinstance(field, Product):
+        return (field.left.shape[1],) * 2
     if isinstance(field, Each):
         return tuple(field.value.shape[1:])
     raise UserError(f"'{name}' of {method.name}'s upload is the same for all clients: there is nothing to sum")

@@ -16,7 +16,7 @@ Client and Server exchange nothing but these messages; `encode` and `decode` tur
 
 import secrets
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, Literal, TypeVar, get_type_hints
@@ -287,6 +287,21 @@ class Client:
         return self.session + struct.pack("<II", sender, receiver)
 
 
+def share(clients: int, part: float) -> int:
+    """So many of the clients, rounded down but for a rounding error."""
+    return int(part * clients + 1e-9)
+
+
+def needed(clients: int, dropouts: float = DROPOUTS) -> int:
+    """How many of the invited clients must stay to the end."""
+    return clients - share(clients, dropouts)
+
+
+def honest(clients: int) -> int:
+    """How many of the invited clients are certainly in a sum and do not collude."""
+    return needed(clients) - share(clients, COLLUDING)
+
+
 class Server:
     """One sum. Messages of a stage are taken until the stage is closed; who is missing then has dropped out."""
 
@@ -302,8 +317,7 @@ class Server:
         if min(dropouts, colluding) < 0 or dropouts + colluding >= 1:
             raise UserError(f"a secure sum cannot bear dropouts={dropouts} and colluding={colluding}: together below 1")
         self.invited = tuple(invited)
-        self.needed = len(invited) - int(dropouts * len(invited) + 1e-9)
-        self.colluding = int(colluding * len(invited) + 1e-9)
+        self.needed, self.colluding = needed(len(invited), dropouts), share(len(invited), colluding)
         self.session = entropy(16)
         self.degree = self.threshold = 0
         self.graph: dict[int, list[int]] = {}
@@ -477,7 +491,7 @@ class Wire:
 
 def simulate(
     invited: Sequence[int],
-    vectors: Callable[[Invitation], Iterable[tuple[int, Words]]],
+    vectors: Iterable[tuple[int, Words]],
     drops: Mapping[Stage, Collection[int]] | None = None,
     dropouts: float = DROPOUTS,
     colluding: float = COLLUDING,
@@ -488,14 +502,13 @@ def simulate(
     `vectors` gives (client, words) in any order, one at a time, when all have shared their keys; none is kept.
     """
     wire, server = Wire(), Server(invited, dropouts, colluding, entropy)
-    invitations = server.invite()
     gone: set[int] = set()
 
     def silent(stage: Stage) -> None:
         gone.update((drops or {}).get(stage, ()))
 
     silent("AdvertiseKeys")
-    clients = {i: Client(i, wire.down(word), entropy) for i, word in invitations.items()}
+    clients = {i: Client(i, wire.down(word), entropy) for i, word in server.invite().items()}
     for i, client in clients.items():
         if i not in gone:
             server.keys(wire.up(client.advertise()))
@@ -505,7 +518,7 @@ def simulate(
             server.shares(wire.up(clients[i].share(wire.down(word))))
     silent("MaskedInput")
     deliveries = server.deliver()
-    for i, words in vectors(invitations[invited[0]]):
+    for i, words in vectors:
         if i in deliveries and i not in gone:
             server.masked(wire.up(clients[i].mask(wire.down(deliveries[i]), words)))
     silent("Unmask")

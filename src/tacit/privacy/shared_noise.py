@@ -1,47 +1,50 @@
 """Gaussian noise that the clients of a secure sum add together, each a share of it: central privacy without trust."""
 
 import math
-import secrets
 from dataclasses import dataclass
+from typing import Literal
 
-import numpy as np
-from scipy.special import ndtri
-
-from tacit.privacy.fixed_point import Reals
+from tacit.core.payload import Payload
+from tacit.privacy.accountant import smallest
 from tacit.privacy.gaussian import gaussian_epsilon
-from tacit.privacy.secure_sum import add_masks
-from tacit.privacy.shamir import Entropy
+from tacit.privacy.mechanisms import Mechanism
 
 
 @dataclass(frozen=True)
 class SharedNoise:
-    """Noise of standard deviation multiplier · clip on a sum of vectors that are no longer than clip (L2)."""
+    """Noise of standard deviation ratio · clip on a sum of uploads that are clipped to an L2 norm of `clip`.
+
+    `contributors` must be no more than the honest clients that will be in the sum (`Invitation.honest`): the noise of
+    more clients only adds to it, and what colluding clients know of theirs takes nothing away.
+    """
 
     clip: float
-    multiplier: float
-    delta: float = 1e-6
+    ratio: float
+    contributors: int
+    delta: float = 1e-5  # at which ε is stated
+    source: Literal["seed", "system"] = "seed"  # as a Mechanism's
 
-    def protect(self, values: Reals, contributors: int, entropy: Entropy = secrets.token_bytes) -> Reals:
-        """A client's vector, shortened to the clip, with noise of variance (multiplier · clip)² / contributors.
+    @property
+    def share(self) -> Mechanism:
+        """What each client does to its upload: variance (ratio · clip)² / contributors."""
+        return Mechanism(
+            "gaussian", self.ratio * self.clip / math.sqrt(self.contributors), self.clip, self.delta, self.source
+        )
 
-        `contributors` must be no more than the honest clients that will be in the sum (`Invitation.honest`): shares of
-        more clients only add to the noise.
+    def __call__(self, up: Payload, down: Payload, seed: int, round: int) -> Payload:
+        """The upload as it goes into the sum."""
+        return self.share(up, down, seed, round)
+
+    def epsilon(self, rounds: int) -> float:
+        """What the sums of so many rounds tell of a client that was in them, at δ; its part is there or is zero.
+
+        n releases with noise σ are one with σ / √n. The steps of the fixed point are left out of account: they are
+        many orders of magnitude below the noise.
         """
-        length = float(np.linalg.norm(values))
-        shortened = values * min(1.0, self.clip / length) if length else values
-        return shortened + self.multiplier * self.clip / math.sqrt(contributors) * normals(len(values), entropy)
-
-    def epsilon(self) -> float:
-        """ε of one sum at `delta`, when one client more or less takes part.
-
-        The steps of the fixed point are left out of account: they are many orders of magnitude below the noise.
-        """
-        return gaussian_epsilon(self.multiplier, self.delta)
+        return gaussian_epsilon(self.ratio / math.sqrt(rounds), self.delta) if rounds else 0.0
 
 
-def normals(count: int, entropy: Entropy = secrets.token_bytes) -> Reals:
-    """Standard normals that nobody can foretell: 53 bits of a keystream each, by inverting the distribution."""
-    words = np.zeros(count, dtype=np.uint64)
-    add_masks(words, [(entropy(32), True)])
-    drawn: Reals = ndtri(((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53)
-    return drawn
+def for_budget(clip: float, epsilon: float, rounds: int, contributors: int, delta: float = 1e-5) -> SharedNoise:
+    """The least noise under which a client in so many sums spends at most ε."""
+    ratio = smallest(lambda r: gaussian_epsilon(r / math.sqrt(max(rounds, 1)), delta), epsilon)
+    return SharedNoise(clip, ratio, contributors, delta)

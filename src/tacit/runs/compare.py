@@ -81,22 +81,17 @@ def sanity(like: RunConfig, names: Iterable[str] = SANITY) -> list[Row]:
     """The rows a single run is shown with, on the same data, split and seed."""
     rows = []
     for name in names:
-        own: dict[str, Any] = {
-            "method": name,
-            "settings": {},
-            "rounds": None,
-            "secure": False,
-        }  # a reference needs no protection
+        own: dict[str, Any] = {"method": name, "settings": {}, "rounds": None}
         asked = config(**like.model_dump() | own | _options(name, [], {}))
         rows.append(Row(name, (once(asked, None, None),)))
     return rows
 
 
 def _options(name: str, asked_for: list[str], options: dict[str, Any]) -> dict[str, Any]:
-    """The oracle needs no validation on the way; what nobody asked for and what is centralised sends no noise."""
+    """The oracle needs no validation on the way; what nobody asked for and what is centralised needs no protection."""
     out = dict(options)
     if find(name).pooled or name not in asked_for:
-        out["ldp"] = None
+        out |= {"ldp": None, "secure": False, "dp": None}
     if name == "oracle" and name not in asked_for:
         out |= {"evaluate_every": 10_000, "checkpoint_every": 10_000}
     return out

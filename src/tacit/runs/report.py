@@ -81,6 +81,11 @@ def remarks(rows: Sequence[Row]) -> list[str]:
             f"ε at δ = {noise['delta']:g} is what the uploads of all rounds tell of a client at most, of the one that "
             "took part most often; ∞: noise without clipping bounds nothing; –: nothing is promised."
         )
+    if noise := next((run.dp for row in rows for run in row.runs if run.dp), None):
+        out.append(
+            f"ε at δ = {noise['delta']:g} is what the sums of all rounds tell of a client at most: nobody sees its "
+            "uploads, and the clients' noise adds up to that of the sum."
+        )
     if first.users_too_short:
         out.append(
             f"{first.users_too_short:,} users have fewer than 3 interactions: they are trained on, not evaluated."

@@ -31,6 +31,8 @@ from tacit.evaluation.protocol import Evaluator, by_activity
 from tacit.methods import find
 from tacit.privacy.mechanisms import Mechanism, for_target
 from tacit.privacy.secure_fleet import SecureFleet, check_sum
+from tacit.privacy.secure_sum import honest
+from tacit.privacy.shared_noise import SharedNoise, for_budget
 from tacit.runs.folder import RunFolder
 from tacit.runs.life import Life
 
@@ -67,6 +69,7 @@ class Summary:
     settings: dict[str, Any] = field(default_factory=dict)
     folder: str = ""
     ldp: dict[str, Any] | None = None  # the noise on uploads, and `epsilon_round`, what a round costs a client
+    dp: dict[str, Any] | None = None  # the noise on secure sums, likewise
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Run:
     fleet: SimulatedFleet
     plan: Plan
     folder: RunFolder
-    mechanism: Mechanism | None = None
+    mechanism: Mechanism | SharedNoise | None = None
 
     def go_on(self, watch: Watch | None = None) -> Summary:
         """Train from where the folder stands, then read the test set once, at the best round."""
@@ -149,7 +152,8 @@ class Run:
             duplicates=self.split.data.duplicates,
             settings=dataclasses.asdict(self.method),
             folder=str(self.folder.path),
-            ldp=dataclasses.asdict(noise) | {"epsilon_round": noise.epsilon(1)} if noise else None,
+            ldp=_stated(noise, Mechanism, cost=True),
+            dp=_stated(noise, SharedNoise, cost=True),
             **now_spent(),
         )
         self.folder.finish(dataclasses.asdict(summary))
@@ -196,7 +200,9 @@ class Run:
 def check(configuration: RunConfig) -> None:
     """Refuse before anything runs what would be refused at its start."""
     method = build(find(configuration.method), configuration.settings)
-    if configuration.ldp is not None:
+    if configuration.secure:
+        check_sum(method)
+    if configuration.ldp is not None or configuration.dp is not None:
         mechanism_of(configuration, method, _federation(configuration, method, None))
 
 
@@ -215,7 +221,8 @@ def start(configuration: RunConfig, out: Path | None = None, progress: DownloadP
         {
             "config": configuration.model_dump(),
             "settings": dataclasses.asdict(method),
-            "ldp": dataclasses.asdict(mechanism) if mechanism else None,
+            "ldp": _stated(mechanism, Mechanism),
+            "dp": _stated(mechanism, SharedNoise),
             "scored_with": method.scored_with,
             "fingerprint": federation.split.data.fingerprint(),
             "data": {
@@ -237,19 +244,26 @@ def start(configuration: RunConfig, out: Path | None = None, progress: DownloadP
     return _assemble(configuration, method, federation, folder, mechanism)
 
 
-def mechanism_of(configuration: RunConfig, method: Method, federation: Federation) -> Mechanism | None:
+def mechanism_of(configuration: RunConfig, method: Method, federation: Federation) -> Mechanism | SharedNoise | None:
     """The noise a run was asked for, tried on a client of one user: what it cannot cover is refused before a start."""
-    asked = configuration.ldp
-    if asked is None:
+    asked, shared = configuration.ldp, configuration.dp
+    if asked is None and shared is None:
         return None
     if method.pooled:
         raise UserError(f"{configuration.method} is centralised: nobody uploads anything that --ldp could cover")
-    if asked.epsilon is None:
+    plan = _plan(configuration, method)
+    most = int(participation(method, plan, federation.n_clients, range(1, plan.rounds + 1)).max())
+    mechanism: Mechanism | SharedNoise
+    if shared is not None:
+        summed = honest(len(sample(federation.n_clients, plan.fraction, plan.seed, 1)))
+        if shared.epsilon is None:
+            mechanism = SharedNoise(shared.clip, shared.noise or 0.0, summed, shared.delta)
+        else:
+            mechanism = for_budget(shared.clip, shared.epsilon, most, summed, shared.delta)
+    elif asked is not None and asked.epsilon is not None:
+        mechanism = for_target(asked.kind, asked.clip or 0.0, asked.epsilon, most, asked.delta)
+    elif asked is not None:
         mechanism = Mechanism(asked.kind, asked.scale or 0.0, asked.clip or 0.0, asked.delta)
-    else:
-        plan = _plan(configuration, method)
-        most = participation(method, plan, federation.n_clients, range(1, plan.rounds + 1)).max()
-        mechanism = for_target(asked.kind, asked.clip or 0.0, asked.epsilon, int(most), asked.delta)
     alone = Federation(federation.split, Ragged(np.array([0, 1]), np.array([0])))
     trial = SimulatedFleet(method, alone, threads=1, protection=mechanism)
     for _ in trial.train(method.init_server(alone), torch.arange(1), 1, Traffic()):
@@ -272,8 +286,19 @@ def reopen(path: Path, progress: DownloadProgress | None = None) -> Run:
         lived = life.apply(federation.split)
         groups = configuration.clients or lived.n_users
         federation = Federation.of_users(lived) if groups == lived.n_users else Federation.of_groups(lived, groups)
-    noise = written.get("ldp")
-    return _assemble(configuration, method, federation, folder, Mechanism(**noise) if noise else None)
+    noise: Mechanism | SharedNoise | None = None
+    if written.get("ldp"):
+        noise = Mechanism(**written["ldp"])
+    elif written.get("dp"):
+        noise = SharedNoise(**written["dp"])
+    return _assemble(configuration, method, federation, folder, noise)
+
+
+def _stated(noise: Mechanism | SharedNoise | None, kind: type, cost: bool = False) -> dict[str, Any] | None:
+    """Noise of that kind as it is written down."""
+    if noise is None or not isinstance(noise, kind):
+        return None
+    return dataclasses.asdict(noise) | ({"epsilon_round": noise.epsilon(1)} if cost else {})
 
 
 def run(method: str = "tally", *, out: str | Path | None = None, watch: Watch | None = None, **options: Any) -> Summary:
@@ -327,7 +352,11 @@ def _federation(configuration: RunConfig, method: Method, progress: DownloadProg
 
 
 def _assemble(
-    configuration: RunConfig, method: Method, federation: Federation, folder: RunFolder, mechanism: Mechanism | None
+    configuration: RunConfig,
+    method: Method,
+    federation: Federation,
+    folder: RunFolder,
+    mechanism: Mechanism | SharedNoise | None,
 ) -> Run:
     fleet = (SecureFleet if configuration.secure else SimulatedFleet)(
         method,
