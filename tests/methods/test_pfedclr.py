@@ -120,3 +120,4 @@ def test_adaptation_trains_user_and_table_together_and_then_only_the_matrix():
     torch.testing.assert_close(up["items"], plain_up["items"])
     torch.testing.assert_close(kept["user"], plain_kept["user"])
     assert kept["W"].any()
+    assert not method.own_leaves, "it ranks with the server's table, adapted"

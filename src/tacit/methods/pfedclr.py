@@ -23,7 +23,7 @@ class PFedCLR(Method):
     Symbols: Q_u -> items, p_u -> user, A_u and B_u -> A and B, W_u -> W, β -> buffer_lr. The buffer never leaves the
     client; it ranks with Q_u + A_u B_u, Q_u being its own after Step 1. Variants of Table 2: `clr` (low rank),
     `cf` (a full matrix in the buffer's place) and `af` (user and table trained together as in FedMF, then a full
-    matrix adapted to them). Departures from the paper: docs/decisions/0005-pfedclr.md.
+    matrix that adapts the server's table). Departures from the paper: docs/decisions/0005-pfedclr.md.
     """
 
     rank: int = 2  # r, Sec. 5.4
@@ -41,6 +41,11 @@ class PFedCLR(Method):
     def private(self) -> tuple[str, ...]:  # type: ignore[override]
         """The user vector and the buffer."""
         return ("user", "A", "B") if self.variant == "clr" else ("user", "W")
+
+    @property
+    def own_leaves(self) -> tuple[str, ...]:
+        """None for AF, whose matrix is there to adapt the server's table."""
+        return () if self.variant == "af" else super().own_leaves
 
     def init_clients(self, federation: Federation, ids: Tensor) -> State:
         """A and W are zero, so that training starts from the plain table; B is Gaussian (Sec. 4.2)."""

@@ -32,7 +32,7 @@ class PLGC(Backbone):
 
     Symbols: C -> items, which training moves and the server averages; G -> plgc_global, which the server sent; Q -> the
     items that the backbone sees, in its loss and when it ranks; λ_c -> plgc_share; θ_eRR -> NETWORK. Choices where the
-    paper is silent: docs/decisions/0010-plgc.md.
+    paper is silent: docs/decisions/0017-plgc.md.
     """
 
     plgc_beta: float = 0.1  # β of Eq. 22
@@ -41,7 +41,7 @@ class PLGC(Backbone):
     plgc_decay: float = 1.0  # of all rates, per local step
     plgc_mixing: bool = True  # dLGM of Table IV; without it the backbone starts from the server's table as ever
     plgc_regulariser: Literal["err", "au", "duorec", "feddecorr", "none"] = "err"  # Table III; none: dLGM alone
-    plgc_every: int = 5  # local epochs: the regulariser acts in the first of so many, with more weight
+    plgc_every: int = 5  # the regulariser acts once in so many local epochs, with more weight; 0: in every batch
     plgc_temperature: float = 0.2  # τ of DuoRec
 
     @property
@@ -118,10 +118,12 @@ class PLGC(Backbone):
         return out | ({"plgc_share": self._share(p)} if self.plgc_mixing else {})
 
     def weight(self, p: State) -> float:
-        """Of the regulariser in this epoch: β on average over a round."""
-        if self.plgc_regulariser == "none" or int(p["plgc_epoch"]) % self.plgc_every:
-            return 0.0
-        return self.plgc_beta * max(self.epochs, 1) / -(-max(self.epochs, 1) // self.plgc_every)
+        """Of the regulariser in this epoch: β on average over the epochs of a round."""
+        if self.plgc_regulariser == "none" or not self.plgc_every:
+            return 0.0 if self.plgc_regulariser == "none" else self.plgc_beta
+        epochs = max(self.epochs, 1)
+        times = -(-epochs // self.plgc_every)
+        return 0.0 if int(p["plgc_epoch"]) % self.plgc_every else self.plgc_beta * epochs / times
 
     def mixed(self, p: State) -> State:
         """The leaves as the backbone sees them: Q = λ_c C + (1 − λ_c) G (Eq. 16) in the place of its item table.
@@ -165,7 +167,7 @@ class PLGC(Backbone):
         )
 
     def regularised(self, loss: Callable[[State, Batch], Tensor], p: State, batch: Batch) -> Tensor:
-        """A loss of the backbone on Q, plus β times the regulariser of C (Eq. 22), (C,)."""
+        """A loss of the backbone on Q, plus β times the regulariser of C (Eq. 22) in a batch that has it, (C,)."""
         value = loss(self.mixed(p), batch)
         return value + weight * self.regulariser(p, batch) if (weight := self.weight(p)) else value
 
@@ -204,12 +206,13 @@ class PLGC(Backbone):
         found = by_hand(seen, batch, theirs, scratch) if by_hand else None
         value, grads = found or by_autograd(loss, seen, batch, theirs)
         for name, share in self._shares(p).items():
-            if name in grads:  # in memory of its own, to which the regulariser adds
-                kept = scratch.get(f"plgc_{name}")
-                grads[name] = scratch[f"plgc_{name}"] = torch.mul(grads[name], share, out=kept)
-        weight = self.weight(p)
-        if not weight or self._local not in grads:
+            if name in grads:  # what was written by hand may be overwritten
+                grads[name] = grads[name].mul_(share) if found else grads[name] * share
+        weight, epoch = self.weight(p), p["plgc_epoch"]
+        done = self.plgc_every > 0 and scratch.get("plgc_epoch") is epoch  # this epoch has had its turn
+        if not weight or done or self._local not in grads:
             return value, grads
+        scratch["plgc_epoch"] = epoch
         table = grads[self._local]
         if self.plgc_regulariser == "err":
             (local, frozen), (projector, predictor) = self._views(p), (p[n] for n in NETWORK)
@@ -224,15 +227,13 @@ class PLGC(Backbone):
 
     def whole(self, name: str, p: State, down: Payload, data: Cohort) -> Field:
         """Of the item table what is uploaded is C, whole: a client's rows differ from the server's all over."""
-        return (
-            Each(self._table(p, data).dense())
-            if name == "items" and self._keeps
-            else super().whole(name, p, down, data)
-        )
+        return Each(self._table(p, data)) if name == "items" and self._keeps else super().whole(name, p, down, data)
 
-    def _table(self, p: State, data: Cohort) -> Rows:
-        """C with all its rows, (C, M, d)."""
-        return Rows(p["items"], data.rows, data.real, p["plgc_local"])
+    def _table(self, p: State, data: Cohort) -> Tensor:
+        """C with all its rows, (C, M, d); put together once, for the client and for the server."""
+        if "plgc_whole" not in p:
+            p["plgc_whole"] = Rows(p["items"], data.rows, data.real, p["plgc_local"]).dense()
+        return p["plgc_whole"]
 
     def keep(self, p: State, down: Payload, data: Cohort) -> dict[str, Tensor | Rows]:
         """The backbone's, and C."""
