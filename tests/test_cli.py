@@ -170,6 +170,20 @@ def test_tables_are_diagnosed(tacit, place):
     assert all(len(line["spectrum"]) == 4 and 1 <= line["abundance"] <= 4 for line in lines)
 
 
+def test_the_curious_server_reports(tacit, place):
+    assert tacit("run", "fedmf", *QUICK, "--set", "dim=4", "--no-sanity", "--out", "run")[0] == 0
+    words = ("audit", "run", "--rounds", 1, "--clients", 20, "--secure", "--ldp", "kind=gaussian,clip=1,scale=7.5")
+    code, out, _ = tacit(*words)
+    assert code == 0
+    assert all(word in out for word in ("(popularity)", "none", "secure sum", "gaussian", "the attack is on the sum"))
+    lines = [json.loads(line) for line in tacit(*words, "--json")[1].splitlines()]
+    assert [line["protection"] for line in lines] == ["", "none", "gaussian clip 1 scale 7.5", "secure sum"]
+    assert lines[1]["attacks"]["score direction"]["auc"] > 0.8
+    code, _, err = tacit("audit", "nothing")
+    assert code == 2
+    assert "nothing is not a run folder" in err
+
+
 def test_a_plug_in_is_an_option(tacit, place):
     settings = ("--set", "dim=4", "--plug", "plgc:beta=0.2,regulariser=au")
     code, out, _ = tacit("run", "fedmf", *QUICK, "--no-sanity", "--json", "--out", "run", *settings)

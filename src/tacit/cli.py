@@ -21,7 +21,7 @@ from tacit.core.rounds import Plan, Progress
 from tacit.data import imported, sources
 from tacit.data.summary import summarise
 from tacit.errors import UserError
-from tacit.runs import diagnose, experiments, life, report, skew_study
+from tacit.runs import audit, diagnose, experiments, life, report, skew_study
 from tacit.runs.compare import Row, compare, sanity
 from tacit.runs.folder import to_json
 from tacit.runs.run import Run, Summary, Watch, reopen, start
@@ -284,6 +284,32 @@ def diagnose_command(
             print(json.dumps(dataclasses.asdict(line)))
     else:
         out.print(report.diagnostics(found))
+
+
+@app.command("audit")
+def audit_command(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN…")],
+    ldp: Annotated[list[str] | None, typer.Option("--ldp", help="and with this noise on uploads; repeatable")] = None,
+    secure: Annotated[bool, typer.Option("--secure", help="and with secure sums")] = False,
+    dp: Annotated[list[str] | None, typer.Option("--dp", help="and with this noise on secure sums; repeatable")] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="rounds to look at")] = 5,
+    clients: Annotated[int, typer.Option("--clients", min=0, help="clients to attack; 0: all")] = 100,
+    k: Annotated[int, typer.Option("-k", min=1, help="items that an attack may name")] = 10,
+    at: Annotated[str, typer.Option("--at", help="from where a run goes on: last, best or start")] = "last",
+    as_json: Annotated[bool, typer.Option("--json", help="a line a run and protection")] = False,
+) -> None:
+    """Play the curious server: infer from a run's uploads which items its clients interacted with."""
+    protections: list[dict[str, Any]] = [{"ldp": noise} for noise in ldp or []]
+    protections += [{"secure": True}] * secure + [{"secure": True, "dp": noise} for noise in dp or []]
+    found = []
+    for one in audit.audit(folders, protections, rounds, clients, k, at):
+        found.append(one)
+        if as_json:
+            print(to_json(dataclasses.asdict(one)))
+    if not as_json:
+        out.print(report.audits(found))
+        for line in report.audit_remarks(found):
+            out.print(line, markup=False)
 
 
 @app.command("forget")

@@ -63,6 +63,11 @@ class RunFolder:
         return self._json("summary.json") if (self.path / "summary.json").exists() else None
 
     @property
+    def last_round(self) -> int:
+        """The round of the last checkpoint, 0 before the first."""
+        return int(self._index().get("round", 0))
+
+    @property
     def best_round(self) -> int:
         """The round of the best checkpoint, 0 before the first."""
         return int(self._index().get("best_round", 0))

@@ -9,6 +9,8 @@ from rich.text import Text
 
 from tacit.data.summary import Summary as DataSummary
 from tacit.evaluation.metrics import Metrics
+from tacit.privacy.attacks import ATTACKS
+from tacit.runs.audit import POPULARITY, Audit
 from tacit.runs.compare import Row
 from tacit.runs.diagnose import Diagnosis
 from tacit.runs.experiments import Cell, Experiment, headings, table_rows
@@ -151,6 +153,47 @@ def diagnostics(found: Sequence[Diagnosis]) -> Table:
         cells = (f"{d.abundance:.2f}", f"{d.variance:.3g}", f"{d.spectrum[0]:.3g}", f"{d.spectrum[-1]:.3g}")
         table.add_row(str(d.round), f"{d.of}: {d.table}", d.group, str(d.tables), *cells)
     return table
+
+
+def audits(found: Sequence[Audit]) -> Table:
+    """What the attacks found, a row a run and protection."""
+    k = found[0].k
+    table = _table("what a curious server infers about who interacted with what", narrow=True)
+    for heading in ("method", "protection"):
+        table.add_column(heading)
+    table.add_column("ε of\na round", justify="right", no_wrap=True)
+    for name in ATTACKS:
+        table.add_column("AUC\n" + name.replace(" ", "\n", 1), justify="right", no_wrap=True)
+    table.add_column("between\nclients\n(best)", justify="right", no_wrap=True)
+    table.add_column(f"first {k}\nright\n(best)", justify="right", no_wrap=True)
+    for a in found:
+        if not a.attacks:
+            table.add_row(a.method, a.protection, "", *["–"] * (len(ATTACKS) + 2))
+            continue
+        best = (max(s.between for s in a.attacks.values()), max(s.precision for s in a.attacks.values()))
+        guess = a.attacks.get(POPULARITY)
+        each = ["" if guess else f"{a.attacks[name].auc:.3f}" for name in ATTACKS]
+        if guess:
+            each[0] = f"{guess.auc:.3f}"
+        cost = "" if guess else budget(a.epsilon_round)
+        table.add_row(a.method, a.protection, cost, *each, *(f"{value:.3f}" for value in best))
+    return table
+
+
+def audit_remarks(found: Sequence[Audit]) -> list[str]:
+    """What the numbers are."""
+    seen = next((a for a in found if a.rounds), found[0])
+    out = [
+        f"{seen.clients:,} clients, {seen.rounds} rounds. AUC: one of a client's training items scores above another "
+        "item, 0.5 is guessing; popularity's needs no upload. Between clients: one that has an item scores above one "
+        f"that has not; popularity is worth nothing there. First {found[0].k} right: share of a client's items among "
+        "those that the attack puts first.",
+    ]
+    if any("secure" in a.protection for a in found):
+        out.append(
+            "Under a secure sum the server has one upload for all: the attack is on the sum, the same for everybody."
+        )
+    return out + list(dict.fromkeys(f"{a.method}, {a.protection}: {a.refused}." for a in found if a.refused))
 
 
 def recommendations(user: str, recent: Sequence[str], found: Sequence[Recommendation]) -> Table:
