@@ -44,8 +44,11 @@ def draw(*shape):
         {"rank": 4},
         {"align_steps": 2, "align_lr": 0.01},
         {"aggregation": "mean"},
+        {"aggregation": "mean", "backbone": "mlp", "layers": (8, 4), "widths": (4, 8), "optimizer": "sgd"},
+        {"aggregation": "graph"},
         {"aggregation": "alone"},
         {"widths": (2, 4, 8)},
+        {"models": ("mf", "lightgcn", "mlp"), "layers": (8, 4), "optimizer": "sgd"},
     ],
 )
 def test_every_backbone_and_aggregation_conforms(settings):
@@ -196,7 +199,53 @@ def test_the_mean_is_fedavg_of_whole_tables():
     fleet, server = SimulatedFleet(method, federation, threads=1), method.init_server(federation)
     after = method.aggregate(server, fleet.train(server, torch.arange(6), 1, Traffic()), Moment(1, 0))
     weight = torch.from_numpy(federation.sizes / federation.sizes.sum()).float()
-    torch.testing.assert_close(after["items"], torch.tensordot(weight, fleet.store.leaves["items"], dims=1))
+    torch.testing.assert_close(after["items"][0], torch.tensordot(weight, fleet.store.leaves["items"], dims=1))
+
+
+def test_only_clients_of_a_kind_are_averaged():
+    method, federation = made(aggregation="mean", backbone="mlp", layers=(8, 4), widths=(3, 8)), few_clients(7)
+    fleet, server = SimulatedFleet(method, federation, threads=1), method.init_server(federation)
+    ids = torch.tensor([0, 2, 4, 6])  # nobody of the second kind
+    after = method.aggregate(server, fleet.train(server, ids, 1, Traffic()), Moment(1, 0))
+    for name in ("items", "w0", "b1"):
+        torch.testing.assert_close(after[name][0], fleet.store.leaves[name][ids].mean(0))
+        assert torch.equal(after[name][1], server[name][1])
+    assert not after["items"][0, :, 3:].any()
+    sent = method.downlink(after, torch.tensor([3, 4]))
+    assert torch.equal(sent["items"], after["items"][[1, 0]])
+
+
+def test_graph_guided_means_are_over_clients_that_are_near():
+    method, federation = made(aggregation="graph"), few_clients(4)
+    tables = draw(2, federation.n_items, 8).float()[[0, 0, 1, 1]]  # two pairs of the same taste, far from each other
+    tables = tables + 0.01 * draw(4, federation.n_items, 8).float()
+    up = Payload(torch.arange(4), {"items": Each(tables), "weight": Each(torch.ones(4))})
+    after = method.aggregate(method.init_server(federation), iter([up]), Moment(1, 0))["items"]
+    for pair in ([0, 1], [2, 3]):
+        for client in pair:
+            torch.testing.assert_close(after[client], tables[pair].mean(0))
+
+
+def test_every_client_of_a_mixed_federation_scores_with_its_own_model():
+    """Scores and losses are those of the three models alone, for the clients that have them."""
+    layers = {"layers": (8, 4)}
+    mixed = made(models=("mf", "lightgcn", "mlp"), propagations=3, **layers)
+    federation = Federation.of_groups(split(few_users(30), "strict"), 6)
+    alone = [made(), made(backbone="lightgcn", layers=3), made(backbone="mlp", **layers)]
+    clients, data = ClientStore(mixed, federation), federation.cohort(torch.arange(6), 1, 2)
+    own = clients.read(data, training=True)
+    assert set(mixed.private) == {"user", "w0", "b0", "w1", "b1", "w2", "b2"}
+    found = mixed.receive(own, Payload(data.ids, {}), data)
+    slot, row = torch.zeros(6, 4, dtype=torch.long), torch.arange(4).expand(6, -1)
+    for place, method in enumerate(alone):
+        p = method.receive(own, Payload(data.ids, {}), data)
+        chosen = torch.arange(6) % 3 == place
+        every, pairs = (m.score(q, m.view(q)) for m, q in ((mixed, found), (method, p))), None
+        one, other = every
+        torch.testing.assert_close(one[chosen], other[chosen])
+        pairs = [m.pairs(q, m.view(q), slot, row) for m, q in ((mixed, found), (method, p))]
+        torch.testing.assert_close(pairs[0][chosen], pairs[1][chosen])
+        assert not torch.allclose(one[~chosen], other[~chosen])
 
 
 def test_the_first_vectors_are_the_same_for_all_clients():

@@ -10,14 +10,15 @@ from scipy.linalg import eigh
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from tacit.core.aggregate import weighted_mean
 from tacit.core.method import Method, Moment, Phase
 from tacit.core.optim import Optimizer
 from tacit.core.payload import Each, Field, Payload, Product, Rows, Shared, State
-from tacit.core.scorers import pick
+from tacit.core.scorers import dot, pick
 from tacit.data.cohort import Batch, Cohort, Federation
 from tacit.methods.fedncf import FedNCF
-from tacit.methods.lightgcn import FedLightGCN, graph, squares
+from tacit.methods.gpfedrec import GPFedRec
+from tacit.methods.lightgcn import FedLightGCN, graph, halves, propagate, squares
+from tacit.methods.pfedgraph import gram, mix
 
 
 @dataclass(frozen=True)
@@ -28,17 +29,20 @@ class FedCIA(Method):
     to C_s: its solutions are the leading eigenvectors of C_s in any rotation, and a client takes the one nearest to the
     items it has. `align_steps` descends towards it instead, as the public code does. With `rank` = 0 whole matrices
     travel, M × M values; with r, factors of M × r (Sec. 5.4.2). Aggregations of Table 3: `collaborative`, `mean`
-    (FedAvg of the tables) and `alone`. Backbones: `mf`, `lightgcn`, `mlp`, and `gfcf`, which has no parameters
-    (Sec. 5.3). `widths` gives clients tables of different width in turn. Decisions: docs/decisions/0013-fedcia.md.
+    (FedAvg), `graph` (every client gets the mean of those near to it, as in GPFedRec) and `alone`. Backbones: `mf`,
+    `lightgcn`, `mlp`, and `gfcf`, which has no parameters (Sec. 5.3). `widths` gives clients tables of different width
+    in turn, `models` different backbones (Sec. 6.7); clients of one kind can be averaged, all can collaborate.
+    Decisions: docs/decisions/0013-fedcia.md.
     """
 
     backbone: Literal["mf", "lightgcn", "mlp", "gfcf"] = "mf"
-    aggregation: Literal["collaborative", "mean", "alone"] = "collaborative"
+    aggregation: Literal["collaborative", "mean", "graph", "alone"] = "collaborative"
     rank: int = 0
     align: float = 1.0  # how far to go towards the solution of Eq. 6
     align_steps: int = 0  # 0: solve it; else descend so many steps
     align_lr: float = 0.1
     widths: tuple[int, ...] = ()
+    models: tuple[Literal["mf", "lightgcn", "mlp"], ...] = ()  # in the place of one backbone
     beta: float = 60.0  # β, weight of the global filter; `gfcf` alone
     ideal: float = 0.3  # α, weight of the ideal low-pass filter; `gfcf` alone
     directions: int = 32  # of the ideal filter; `gfcf` alone
@@ -65,12 +69,26 @@ class FedCIA(Method):
     @classmethod
     def refined(cls, settings: Mapping[str, Any]) -> type[Method]:
         """The backbone asked for."""
+        if settings.get("models"):
+            return _Mixed
         return {"lightgcn": _LightGCN, "mlp": _MLP, "gfcf": _Filter}.get(settings.get("backbone", "mf"), FedCIA)
 
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        """What FedAvg is over: the leaves that are the same for clients of a kind."""
+        return ("items",)
+
+    @property
+    def kinds(self) -> int:
+        """How many kinds of client there are, in turn."""
+        return max(len(self.widths), len(self.models), 1)
+
     def init_server(self, federation: Federation) -> State:
-        """No relation is known; under `mean`, a table as in FedMF."""
-        if self.aggregation == "mean":
-            return {"items": self.noise(federation, "items", federation.n_items, self.dim)}
+        """No relation is known. Under `mean` the leaves of every kind, under `graph` a table for every client."""
+        if self.aggregation in ("mean", "graph"):
+            ids = torch.arange(self.kinds if self.aggregation == "mean" else federation.n_clients)
+            leaves = self.init_clients(federation, ids)
+            return {n: leaves[n] for n in self.averaged}
         return {"similarity": torch.zeros(federation.n_items, federation.n_items)}
 
     def init_clients(self, federation: Federation, ids: Tensor) -> State:
@@ -91,9 +109,14 @@ class FedCIA(Method):
         return (torch.arange(self.dim) < wide[:, None]).float()
 
     def downlink(self, server: State, ids: Tensor) -> Payload:
-        """C_s or its factor, or the mean table; nothing to those who train alone."""
+        """C_s or its factor, the mean or a table of one's own; nothing to those who train alone."""
         if self.aggregation == "alone":
             return Payload(ids, {})
+        if self.aggregation == "mean":
+            each = {n: Each(x[ids % self.kinds]) if self.kinds > 1 else Shared(x[0]) for n, x in server.items()}
+            return Payload(ids, each)
+        if self.aggregation == "graph":
+            return Payload(ids, {n: Each(x[ids]) for n, x in server.items()})
         if self.aggregation == "collaborative" and self.rank:
             return Payload(ids, {"factor": Shared(leading_factor(server["similarity"], self.rank))})
         return Payload(ids, {n: Shared(x) for n, x in server.items()})
@@ -102,7 +125,7 @@ class FedCIA(Method):
         """Its own leaves, the items fitted to C_s."""
         p = dict(clients)
         if "items" in down:
-            p["items"] = down["items"].expand(len(data.ids), -1, -1)
+            p |= {n: down[n].expand_as(p[n]) for n in self.averaged}
         elif (factor := self.relation(down)) is not None:
             if self.align_steps:
                 p["factor"] = factor.expand(len(data.ids), -1, -1)
@@ -137,11 +160,11 @@ class FedCIA(Method):
         return square.clamp(min=1e-12).sqrt()
 
     def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
-        """C_k or its factor; under `mean` the table; nothing from those who train alone."""
+        """C_k or its factor, or what is averaged; nothing from those who train alone."""
         weight = data.size.float() if self.weighting == "size" else torch.ones(len(data.ids))
         fields: dict[str, Field] = {"weight": Each(weight, private=False)}
-        if self.aggregation == "mean":
-            fields["items"] = Each(p["items"])
+        if self.aggregation in ("mean", "graph"):
+            fields |= {n: Each(p[n]) for n in self.averaged}
         elif self.aggregation == "collaborative":
             table = p["items"]
             fields["similarity"] = Each(truncated(table, self.rank)) if self.rank else Product(table, table)
@@ -154,7 +177,9 @@ class FedCIA(Method):
     def aggregate(self, server: State, uplinks: Iterable[Payload], now: Moment) -> State:
         """C_s = Σ_k C_k / K (Sec. 5.2.3), kept as a factor; sums stream, nothing is larger than one matrix."""
         if self.aggregation == "mean":
-            return server | weighted_mean(uplinks, "items")
+            return server | self.means(server, uplinks)
+        if self.aggregation == "graph":
+            return server | self.near(server, uplinks)
         total, count = None, 0
         for up in uplinks:
             count += len(up.ids)
@@ -164,9 +189,35 @@ class FedCIA(Method):
             return server
         return {"similarity": (total / count).float()}
 
+    def means(self, server: State, uplinks: Iterable[Payload]) -> State:
+        """Weighted means over the clients of each kind, (K, …); a kind of which nobody came stays as it is."""
+        count, sums = torch.zeros(self.kinds, dtype=torch.float64), {n: torch.zeros(1) for n in self.averaged}
+        for up in uplinks:
+            weight = torch.zeros(self.kinds, len(up.ids), dtype=torch.float64)
+            weight[up.ids % self.kinds, torch.arange(len(up.ids))] = up["weight"].double()
+            count += weight.sum(1)
+            sums = {n: total + torch.tensordot(weight, up[n].double(), dims=1) for n, total in sums.items()}
+        came = {n: (count > 0).view(-1, *[1] * (server[n].dim() - 1)) for n in sums}
+        return {
+            n: torch.where(came[n], total / count.clamp(min=1e-12).view(came[n].shape), server[n]).float()
+            for n, total in sums.items()
+        }
+
+    def near(self, server: State, uplinks: Iterable[Payload]) -> State:
+        """For every client the mean of those of its kind whose tables are near to its own, as GPFedRec relates them."""
+        tables, came = server["items"].clone(), torch.zeros(len(server["items"]), dtype=torch.bool)
+        for up in uplinks:
+            tables[up.ids], came[up.ids] = up["items"], True
+        for kind in range(self.kinds):
+            ids = came.nonzero()[:, 0]
+            ids = ids[ids % self.kinds == kind]
+            if len(ids):
+                mix(tables, ids, GPFedRec().relate(gram(tables, ids)).float())
+        return {"items": tables}
+
     def serve(self, clients: State, down: Payload, data: Cohort, phase: str) -> State:
         """Its own items, fitted to the newest C_s: a round of Algorithm 1 ends with that (lines 15–18)."""
-        if self.aggregation == "mean" or self.align_steps:
+        if self.aggregation in ("mean", "graph") or self.align_steps:
             return dict(clients)
         return FedCIA.receive(self, clients, down, data)
 
@@ -192,7 +243,7 @@ class _LightGCN(FedCIA, FedLightGCN):
 
 @dataclass(frozen=True)
 class _MLP(FedCIA, FedNCF):
-    """A perceptron over user and item, which stays on the client."""
+    """A perceptron over user and item, which stays on the client unless all is averaged."""
 
     @property
     def shared(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -200,15 +251,71 @@ class _MLP(FedCIA, FedNCF):
         return ()
 
     @property
+    def averaged(self) -> tuple[str, ...]:
+        """The table, and under FedAvg the perceptron."""
+        return ("items", *(self.perceptron if self.aggregation == "mean" else ()))
+
+    @property
+    def kept(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What is averaged."""
+        return self.averaged
+
+    @property
     def private(self) -> tuple[str, ...]:  # type: ignore[override]
-        """User vectors and the perceptron."""
-        return ("user", *(f"{kind}{n}" for n in range(len(self.layers) + 1) for kind in ("w", "b")))
+        """User vectors and what is not averaged."""
+        return ("user", *(n for n in self.perceptron if n not in self.averaged))
 
     def init_clients(self, federation: Federation, ids: Tensor) -> State:
         """Everyone starts from the same perceptron."""
         own = FedNCF.init_server(self, federation)
         leaves = {n: x.expand(len(ids), *x.shape) for n, x in own.items() if n != "items"}
+        has = self.columns(ids).repeat(1, 2)[..., None]  # (C, 2d, 1): nothing goes in by a column that a client lacks
+        leaves["w0"] = leaves["w0"] * has
         return FedCIA.init_clients(self, federation, ids) | leaves
+
+
+@dataclass(frozen=True)
+class _Mixed(_MLP):
+    """Every client has one of several models (Sec. 6.7): what they share is how their items relate."""
+
+    propagations: int = 2  # layers of LightGCN
+
+    neighbours: ClassVar[bool] = True
+
+    def receive(self, clients: State, down: Payload, data: Cohort) -> State:
+        """And which model it is, with the client's graph."""
+        return FedCIA.receive(self, clients, down, data) | self.model(data)
+
+    def serve(self, clients: State, down: Payload, data: Cohort, phase: str) -> State:
+        """And which model it is, with the client's graph."""
+        return FedCIA.serve(self, clients, down, data, phase) | self.model(data)
+
+    def model(self, data: Cohort) -> State:
+        """The place of each client's model among `models`, (C, 1, 1), and the graphs."""
+        return {"model": (data.ids % len(self.models)).view(-1, 1, 1)} | graph(data)
+
+    def of(self, p: State, name: str) -> Tensor:
+        """Whether a client has that model, (C, 1, 1)."""
+        places = torch.tensor([place for place, model in enumerate(self.models) if model == name], dtype=torch.long)
+        return torch.isin(p["model"], places)
+
+    def view(self, p: State) -> Tensor:
+        """Items and behind them users, (C, L + U, d), smoothed over the graph where the model does that."""
+        plain = torch.cat([p["items"], p["user"]], 1)
+        users, items = propagate(p["user"], p["items"], p["to_users"], p["to_items"], self.propagations)
+        return torch.where(self.of(p, "lightgcn"), torch.cat([items, users], 1), plain)
+
+    def score(self, p: State, table: Tensor) -> Tensor:
+        """By inner products or by perceptron, (C, U, L)."""
+        items, users = halves(p, table)
+        users = pick(users, p["slots"]) if "slots" in p else users
+        return torch.where(self.of(p, "mlp"), FedNCF.score(self, p | {"user": users}, items), dot(users, items))
+
+    def pairs(self, p: State, table: Tensor, slot: Tensor, row: Tensor) -> Tensor:
+        """The same for chosen pairs, (C, B)."""
+        items, users = halves(p, table)
+        product = (pick(users, slot) * pick(items, row)).sum(-1)
+        return torch.where(self.of(p, "mlp")[..., 0], FedNCF.pairs(self, p, items, slot, row), product)
 
 
 @dataclass(frozen=True)
