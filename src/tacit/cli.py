@@ -375,6 +375,7 @@ def server_command(
     settings: Settings = None,
     plug: Plug = None,
     ldp: Noise = None,
+    secure: Secure = False,
     together: Annotated[bool, typer.Option("--together", help="a client is a node, not each of its users")] = False,
     select: Select = "NDCG@10",
     evaluate_every: Every = 1,
@@ -400,6 +401,7 @@ def server_command(
         evaluate_every=evaluate_every,
         patience=patience,
         ldp=ldp,
+        secure=secure,
     )
     with stopping(f"start it again to go on with {folder}"):
         summary = commands.server(
@@ -431,6 +433,7 @@ def node_command(
     item: Annotated[str, typer.Option("--item", help="column of item ids")] = "item",
     time: Annotated[str | None, typer.Option("--time", help="column of times")] = None,
     allow: Annotated[list[str] | None, typer.Option("--allow", help="a module:Class the server may ask for")] = None,
+    secure: Annotated[bool, typer.Option("--secure", help="send nothing outside a secure sum")] = False,
     threads: Threads = 0,
 ) -> None:
     """Take part in runs with interactions that stay on this machine; Ctrl-C ends it."""
@@ -446,6 +449,7 @@ def node_command(
             name=name,
             allow=tuple(allow or ()),
             threads=threads,
+            secure=secure,
         )
 
 

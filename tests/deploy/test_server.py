@@ -136,9 +136,3 @@ def test_the_budget_of_noise_is_stated(tmp_path):
     found = go(tmp_path, Direct(nodes(tmp_path)), dataclasses.replace(what, config=made))
     assert found.epsilon == pytest.approx(4, rel=0.01)
     assert found.ldp["epsilon_round"] == pytest.approx(2, rel=0.01)
-
-
-def test_a_secure_sum_is_not_pretended(tmp_path):
-    what = dataclasses.replace(asked(tmp_path), config=config(method="fedmf", data="nodes", secure=True))
-    with pytest.raises(UserError, match="not there yet"):
-        prepare(what, tmp_path / "run")

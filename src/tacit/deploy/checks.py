@@ -79,6 +79,17 @@ def checked(blob: bytes, like: Payload, down: Payload, users: int, n_items: int,
     return up
 
 
+def plausible(up: Payload, down: Payload, clients: int, users: int, n_items: int, max_norm: float = 0.0) -> None:
+    """Refuse a secure sum that honest clients could not have given: what can be checked where no summand is seen.
+
+    A weighted mean is within a client's own bound; a plain sum within that of all of them.
+    """
+    mean = "weight" in up
+    for name, field in up.fields.items():
+        sent = down.fields.get(name) if mean else None
+        _check_values(name, field, sent, 1, max_norm, float(users * n_items), 1 if mean else clients)
+
+
 def _few(names: object) -> str:
     text = ", ".join(sorted(str(n) for n in names))  # type: ignore[attr-defined]
     return text if len(text) < 200 else text[:200] + "…"
@@ -104,7 +115,9 @@ def _check_form(name: str, field: Field, like: Field) -> None:
         raise Refused(f"'{name}' has the shape {tuple(value.shape[first:])}, not {tuple(model.shape[first:])}")
 
 
-def _check_values(name: str, field: Field, sent: Field | None, clients: int, max_norm: float, most: float) -> None:
+def _check_values(
+    name: str, field: Field, sent: Field | None, clients: int, max_norm: float, most: float, times: int = 1
+) -> None:
     value = field.value if isinstance(field, Sparse) else field.dense()
     if value.is_floating_point() and not torch.isfinite(value).all():
         raise Refused(f"'{name}' holds values that are not finite")
@@ -113,7 +126,7 @@ def _check_values(name: str, field: Field, sent: Field | None, clients: int, max
             raise Refused(f"'weight' is outside 0 to {most:,.0f}")
         return
     norm, size = _norm(field, sent, clients)
-    bound = max_norm or TYPICAL * math.sqrt(size)
+    bound = times * (max_norm or TYPICAL * math.sqrt(size))
     if len(norm) and float(norm.max()) > bound:
         raise Refused(f"'{name}' has a norm of {float(norm.max()):.3g}, more than {bound:.3g}")
 

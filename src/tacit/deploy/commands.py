@@ -71,6 +71,7 @@ def node(
     name: str | None,
     allow: tuple[str, ...],
     threads: int,
+    secure: bool = False,
 ) -> None:
     """Answer a server until the process is told to end."""
     import_module("tacit.deploy.flower")  # says in a sentence that Flower is missing, where it is
@@ -80,7 +81,7 @@ def node(
     _speak()
     _say_insecure(keys_folder, insecure)
     vault = Vault(folder)
-    here = Node(_read(source), folder, name, threads, allow)
+    here = Node(_read(source), folder, name, threads, allow, secure)
     vault.write_json("source.json", [str(Path(source[0]).resolve()), *source[1:], list(allow)])
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

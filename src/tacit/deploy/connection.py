@@ -41,6 +41,7 @@ from tacit.errors import UserError
 
 log = logging.getLogger("tacit.node")
 
+QUICK = 0.02  # seconds between two questions after an answer; a server that is silent is asked ever more rarely
 PATIENCE = 2.5 * HEARTBEAT  # a node that was killed is let in again once the old one counts as gone
 
 
@@ -68,6 +69,12 @@ def serve(
     stop = stop or threading.Event()
     pair = generate_key_pairs() if key is None else (key, key.public_key())
     away, refused = False, 0.0
+
+    def connected() -> None:
+        nonlocal away, refused
+        away, refused = False, 0.0
+        log.info("connected")
+
     while not stop.is_set():
         try:
             with FleetHttpClient.from_server_address(
@@ -76,10 +83,10 @@ def serve(
                 None if root is None else root.read_bytes(),
                 [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(*pair)],
             ) as client:
-                _converse(client, answer, pair[1], key is None, poll, stop)
+                _converse(client, answer, pair[1], key is None, poll, stop, connected)
         except httpx.HTTPStatusError as error:
             if not error.request.url.path.endswith("activate-node"):
-                refused = 0.0  # it was let in: the server has been started anew
+                log.warning("the server at %s has forgotten this node; greeting it again", address)
             elif not refused:
                 refused = time.monotonic()
                 log.warning("the server at %s does not let this node in; trying again", address)
@@ -101,6 +108,7 @@ def _converse(
     anonymous: bool,
     poll: float,
     stop: threading.Event,
+    connected: Callable[[], None],
 ) -> None:
     name = public_key_to_bytes(public)
     if anonymous:
@@ -109,7 +117,7 @@ def _converse(
     node = NodeProto(
         node_id=client.ActivateNode(ActivateNodeRequest(public_key=name, heartbeat_interval=HEARTBEAT)).node_id
     )
-    log.info("connected")
+    connected()
     silent = threading.Event()
 
     def beat() -> None:
@@ -118,11 +126,13 @@ def _converse(
                 client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT))
 
     threading.Thread(target=beat, daemon=True).start()
+    wait = QUICK
     try:
         while not stop.is_set():
             found = client.PullMessages(PullMessagesRequest(node=node))
             if not found.messages_list:
-                stop.wait(poll)
+                stop.wait(wait)
+                wait = min(1.5 * wait, poll)
                 continue
             asked = message_from_proto(found.messages_list[0])
             tree, run = found.message_object_trees[0], asked.metadata.run_id
@@ -134,6 +144,7 @@ def _converse(
             message.metadata.__dict__["_message_id"] = tree.object_id
             del parts
             _reply(client, node, Message(content(answer(blob_of(message))), reply_to=message))
+            wait = QUICK
     finally:
         silent.set()
         if stop.is_set():

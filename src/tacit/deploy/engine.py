@@ -178,21 +178,33 @@ class Engine:
         """Send, and yield replies as they come until all are there or the time is up."""
         until = time.monotonic() + seconds
         waiting = {self._push(node, blob, seconds): node for node, blob in messages.items()}
-        while waiting and time.monotonic() < until:
+        coming: dict[int, Message] = {}  # announced, and their pieces are on the way
+        while waiting or coming:
+            late = time.monotonic() > until  # whoever reads replies takes its time: look once more afterwards
             for reply in self.state.get_message_res(set(waiting), self.run_id):
                 node = waiting.pop(reply.metadata.reply_to_message_id)
                 self.state.delete_messages({reply.metadata.reply_to_message_id})
                 if reply.has_error():  # Flower's own words on a node that is gone
                     log.warning("no reply from node %s: %s", self._names.get(node, node), reply.error.reason)
-                    continue
-                blob = self._pull(reply, until)
+                else:
+                    coming[node] = reply
+            # a node that dies while it sends must not keep the others waiting
+            for node, reply in list(coming.items()):
+                blob = self._pull(reply)
                 if blob is not None:
+                    del coming[node]
                     yield node, blob
-            time.sleep(0.05)
+            if late:
+                break
+            time.sleep(0.02)
         self.state.delete_messages(set(waiting))
+        for reply in coming.values():
+            with contextlib.suppress(Exception):
+                self.state.object_store.delete(reply.metadata.message_id)
 
     def _push(self, node: int, blob: bytes, seconds: float) -> str:
-        message = Message(content(blob), node, MessageType.TRAIN, ttl=seconds)
+        # what is not answered in time is deleted; Flower's own clock is only to be no hindrance
+        message = Message(content(blob), node, MessageType.TRAIN, ttl=seconds + 600)
         with no_object_id_recompute():
             message.metadata.__dict__["_message_id"] = message.object_id
             session = self.state.start_session(self.run_id)
@@ -204,24 +216,24 @@ class Engine:
                     self.state.store_object(self.run_id, session, name, objects[name].deflate())
             return str(message.metadata.message_id)
 
-    def _pull(self, reply: Message, until: float) -> bytes | None:
-        """The packet of a reply; None where its pieces do not come in time."""
+    def _pull(self, reply: Message) -> bytes | None:
+        """The packet of a reply; None where pieces are missing. What cannot be read is no packet."""
         store, name = self.state.object_store, reply.metadata.message_id
         try:
             parts: dict[str, bytes] = {}
             for tree in iterate_object_tree(store.get_object_tree(name)):
-                while not (content := store.get(tree.object_id)):
-                    if content is None or time.monotonic() > until:
-                        return None
-                    time.sleep(0.02)
+                if not (content := store.get(tree.object_id)):
+                    if content is None:
+                        raise LookupError(tree.object_id)
+                    return None
                 parts[tree.object_id] = content
-            return blob_of(cast(Message, inflate_object_from_contents(name, parts)))
+            blob = blob_of(cast(Message, inflate_object_from_contents(name, parts)))
         except Exception as error:  # whatever a node sent, the server lives on
             log.warning("a reply of node %s cannot be read: %s", reply.metadata.src_node_id, type(error).__name__)
-            return b""
-        finally:
-            with contextlib.suppress(Exception):
-                store.delete(name)
+            blob = b""
+        with contextlib.suppress(Exception):
+            store.delete(name)
+        return blob
 
 
 class _Quiet:

@@ -3,10 +3,11 @@
 import logging
 import math
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -20,15 +21,20 @@ from tacit.data.cohort import Federation
 from tacit.data.interactions import Interactions
 from tacit.data.ragged import Ragged
 from tacit.data.splits import Split
-from tacit.deploy.checks import Refused, checked, template
+from tacit.deploy.checks import Refused, checked, plausible, template
 from tacit.deploy.job import Job
-from tacit.deploy.wire import BadPacket, Packet, unpack
+from tacit.deploy.wire import ANSWERS, BadPacket, Packet, unpack
+from tacit.errors import UserError
 from tacit.evaluation.metrics import KS, NAMES
 from tacit.evaluation.protocol import Result
+from tacit.privacy import secure_sum
+from tacit.privacy.fixed_point import FixedPoint
+from tacit.privacy.secure_fleet import BOUND, Layout
 
 log = logging.getLogger("tacit.server")
 
 Ints = NDArray[np.int64]
+M = TypeVar("M", bound=secure_sum.Message)
 
 
 class Link(Protocol):
@@ -65,6 +71,15 @@ class Member:
     def clients(self) -> range:
         """The numbers of its clients."""
         return range(self.first_client, self.first_client + len(self.sizes))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A node in a round."""
+
+    place: int  # among the members
+    member: Member
+    down: Payload  # what its chosen clients are sent
 
 
 @dataclass(frozen=True)
@@ -140,6 +155,7 @@ class FlowerFleet:
         self._ids: dict[str, int] = {}  # name -> node of the link
         self._heard: dict[str, Packet] = {}  # what a node said of itself when it came
         self._traffic = Traffic()
+        self.too_short = 0  # users that were not evaluated, having fewer than three interactions
         self._enrolled()
 
     def _enrolled(self) -> None:
@@ -218,16 +234,14 @@ class FlowerFleet:
     # what they do
 
     def train(self, server: State, ids: Tensor, round: int, traffic: Traffic) -> Iterator[Payload]:
-        """Let the nodes train these clients; yield what is left of their uploads after the checks."""
+        """Let the nodes train these clients; yield what is left of their uploads after the checks, or their sum."""
         self._traffic = traffic
         if not len(ids):
             return
         self._meet()
         like = template(self.method, server, int(ids[0]), round, self.federation.n_items, self.job.noise())
-        downs: dict[int, Payload] = {}
-        names: dict[int, Member] = {}
-        messages: dict[int, bytes] = {}
-        for member in self.members:
+        parts: dict[int, Part] = {}
+        for place, member in enumerate(self.members):
             own = ids[(ids >= member.clients.start) & (ids < member.clients.stop)]
             node = self._ids.get(member.name)
             if not len(own):
@@ -236,38 +250,129 @@ class FlowerFleet:
                 self.count.silent += 1
                 log.warning("round %d: node '%s' is not there", round, member.name)
                 continue
-            names[node], downs[node] = member, self.method.downlink(server, own)
-            messages[node] = self._message("train", member, downs[node], round=round).pack()
-        answered = 0
-        for node, reply in self._ask(messages, self.terms.deadline, traffic):
-            member, down = names.pop(node), downs.pop(node)
-            most = member.users if self.job.together else 1
+            parts[node] = Part(place, member, self.method.downlink(server, own))
+        if self.job.secure and (layout := Layout(self.method, like, self.method.downlink(server, ids[:1]))).length:
+            uploads = self._sum(parts, layout, len(ids), round, traffic)
+        else:
+            uploads = self._uploads(parts, like, round, traffic)
+        before = traffic.clients
+        yield from uploads
+        if (answered := traffic.clients - before) < self.terms.least * len(ids):
+            raise TooFew(f"round {round}: {answered} of {len(ids)} clients replied")
+
+    def _uploads(self, parts: dict[int, Part], like: Payload, round: int, traffic: Traffic) -> Iterator[Payload]:
+        """Every node's uploads, as they come."""
+        messages = {
+            node: self._message("train", part.member, part.down.encode(), round=round) for node, part in parts.items()
+        }
+        for part, packet in self._replies(parts, messages, "trained", round, traffic):
+            most = part.member.users if self.job.together else 1
             try:
-                packet = _of_kind(unpack(reply), "trained")
+                up = checked(packet.body, like, part.down, most, self.federation.n_items, self.terms.max_norm)
+            except Refused as error:
+                self._refuse(part, round, error)
+                continue
+            self._trained(part, packet, traffic)
+            yield up
+
+    def _sum(
+        self, parts: dict[int, Part], layout: Layout, clients: int, round: int, traffic: Traffic
+    ) -> Iterator[Payload]:
+        """One upload of everybody: a node sums over its own clients, and the nodes' sums are opened together alone.
+
+        Whoever falls silent at a stage is not asked again; the sum is opened without it, or not at all.
+        """
+        if len(parts) < secure_sum.FEWEST:
+            raise TooFew(
+                f"round {round}: a secure sum of {len(parts)} nodes hides nothing, it takes {secure_sum.FEWEST}"
+            )
+        nodes = {part.place: node for node, part in parts.items()}
+        point = FixedPoint(BOUND, clients)
+        trained: list[tuple[Part, Packet]] = []
+
+        def stage(
+            ask: str, words: Mapping[int, secure_sum.Message], answer: type[M], take: Callable[[M], None]
+        ) -> None:
+            messages = {}
+            for place, word in words.items():
+                part, body = parts[nodes[place]], secure_sum.encode(word)
+                head: dict[str, Any] = {"round": round, "party": place}
+                if ask == "train":
+                    head |= {"clients": clients, "delivery": b64encode(body).decode()}
+                    body = part.down.encode()
+                messages[nodes[place]] = self._message(ask, part.member, body, **head)
+            for part, packet in self._replies(parts, messages, ANSWERS[ask], round, traffic):
+                try:
+                    word = secure_sum.decode(answer, packet.body)
+                    if getattr(word, "client", None) != part.place:
+                        raise Refused("it speaks for another node")
+                    if isinstance(word, secure_sum.Masked) and (word.width, len(word.words)) != (8, 8 * layout.length):
+                        raise Refused(
+                            f"{len(word.words):,} bytes of words of {word.width}, not {8 * layout.length:,} of 8"
+                        )
+                    take(word)
+                except (Refused, secure_sum.BadMessage) as error:
+                    self._refuse(part, round, error)
+                    continue
+                if ask == "train":
+                    trained.append((part, packet))
+
+        try:
+            server = secure_sum.Server(sorted(nodes))
+            stage("invite", server.invite(), secure_sum.Keys, server.keys)
+            stage("introduce", server.introduce(), secure_sum.Shares, server.shares)
+            stage("train", server.deliver(), secure_sum.Masked, server.masked)
+            stage("reveal", server.ask(), secure_sum.Answer, server.revealed)
+            total = point.decode(server.total())
+        except UserError as error:
+            raise TooFew(f"round {round}: {error}") from error
+        up = layout.everybody(total)
+        summed = [(part, packet) for part, packet in trained if part.place in server.summed]
+        most = sum(len(p.down.ids) * (p.member.users if self.job.together else 1) for p, _ in summed)
+        try:
+            plausible(up, summed[0][0].down, clients, most, self.federation.n_items, self.terms.max_norm)
+        except Refused as error:
+            self.count.refused += 1
+            log.warning("round %d: the sum of %d nodes is refused: %s", round, len(summed), error)
+            raise TooFew(f"round {round}: the sum of the uploads is refused: {error}") from error
+        for part, packet in summed:
+            self._trained(part, packet, traffic)
+        yield up
+
+    def _replies(
+        self, parts: dict[int, Part], messages: Mapping[int, bytes], kind: str, round: int, traffic: Traffic
+    ) -> Iterator[tuple[Part, Packet]]:
+        """What nodes answer before the deadline; the rest is counted and named in the log."""
+        silent = {node: parts[node] for node in messages}
+        for node, reply in self._ask(messages, self.terms.deadline, traffic):
+            part = silent.pop(node)
+            try:
+                packet = _of_kind(unpack(reply), kind)
                 if packet.head.get("round") != round:
                     raise Refused("it is of another round")
-                up = checked(packet.body, like, down, most, self.federation.n_items, self.terms.max_norm)
             except (BadPacket, Refused) as error:
-                self.count.refused += 1
-                log.warning("round %d: an upload of node '%s' is refused: %s", round, member.name, error)
-                continue
+                self._refuse(part, round, error)
             except Failed as error:
                 self.count.failed += 1
-                self._ids.pop(member.name, None)  # it may have lost its folder: greet it again
-                log.warning("round %d: node '%s' failed: %s", round, member.name, error)
-                continue
-            loss = packet.head.get("loss")
-            if isinstance(loss, float) and math.isfinite(loss):
-                traffic.losses.append(loss)
-                traffic.weights.append(len(up.ids))
-            traffic.clients += len(up.ids)
-            answered += len(up.ids)
-            yield up
-        for member in names.values():
+                self._ids.pop(part.member.name, None)  # it may have lost its folder: greet it again
+                log.warning("round %d: node '%s' failed: %s", round, part.member.name, error)
+            else:
+                yield part, packet
+        for part in silent.values():
             self.count.silent += 1
-            log.warning("round %d: node '%s' did not reply in time", round, member.name)
-        if answered < self.terms.least * len(ids):
-            raise TooFew(f"round {round}: {answered} of {len(ids)} clients replied")
+            log.warning("round %d: node '%s' did not reply in time", round, part.member.name)
+
+    def _refuse(self, part: Part, round: int, error: Exception) -> None:
+        self.count.refused += 1
+        log.warning("round %d: an upload of node '%s' is refused: %s", round, part.member.name, error)
+
+    def _trained(self, part: Part, packet: Packet, traffic: Traffic) -> None:
+        """Count a node's clients, and what it says of their loss if that is a number."""
+        loss, clients = packet.head.get("loss"), len(part.down.ids)
+        if isinstance(loss, float) and math.isfinite(loss):
+            traffic.losses.append(loss)
+            traffic.weights.append(clients)
+        traffic.clients += clients
 
     def evaluate(self, server: State, phase: str, round: int) -> Result:
         """Metrics over the users of all nodes that reply; each node ranks for its own."""
@@ -278,26 +383,30 @@ class FlowerFleet:
             if (node := self._ids.get(member.name)) is not None and len(member.sizes):
                 down = self.method.downlink(server, torch.arange(member.clients.start, member.clients.stop))
                 names[node] = member.name
-                messages[node] = self._message("evaluate", member, down, round=round, phase=phase).pack()
+                messages[node] = self._message("evaluate", member, down.encode(), round=round, phase=phase)
         users = {member.name: member.users for member in self.members}
-        total = 0
+        total = replied = 0
+        self.too_short = 0
         sums: dict[str, dict[str, float]] = {}
         for node, reply in self._ask(messages, self.terms.deadline, self._traffic):
             try:
                 packet = _of_kind(unpack(reply), "evaluated")
                 count = int(_between(packet.head["users"], 0, users[names[node]]))
+                short = int(_between(packet.head["too_short"], 0, users[names[node]] - count))
                 found = {part: _metrics(packet.head[part]) for part in self._parts()} if count else {}
             except (BadPacket, Refused, Failed, KeyError, TypeError) as error:
                 self.count.refused += 1
                 log.warning("an evaluation by node '%s' is refused: %s", names[node], error)
                 continue
             total += count
+            replied += users[names[node]]
+            self.too_short += short
             for part, metrics in found.items():
                 into = sums.setdefault(part, dict.fromkeys(metrics, 0.0))
                 for metric, value in metrics.items():
                     into[metric] += count * value
-        if not total or "main" not in sums:
-            raise TooFew(f"round {round}: no node evaluated")
+        if not total or replied < self.terms.least * sum(users.values()):
+            raise TooFew(f"round {round}: nodes of {replied} of {sum(users.values())} users evaluated")
         means = {part: {metric: value / total for metric, value in s.items()} for part, s in sums.items()}
         return Result(main=means["main"], sampled99=means.get("sampled99"), users=total)
 
@@ -305,10 +414,10 @@ class FlowerFleet:
         """What a node reports: the protocol's own ranking and, where there are two, that among 99 as well."""
         return ["main", "sampled99"] if self.job.protocol == "strict" else ["main"]
 
-    def _message(self, kind: str, member: Member, down: Payload, **head: Any) -> Packet:
+    def _message(self, kind: str, member: Member, body: bytes, **head: Any) -> bytes:
         place = [member.first_user, member.first_client]
         keep = [self.best_round()]
-        return Packet(kind, {"job": self.job.id, "place": place, "keep": keep, **head}, down.encode())
+        return Packet(kind, {"job": self.job.id, "place": place, "keep": keep, **head}, body).pack()
 
     def _ask(
         self, messages: Mapping[int, bytes], seconds: float, traffic: Traffic | None = None

@@ -27,6 +27,7 @@ class Job:
     titles: tuple[str, ...] | None = None
     together: bool = False  # a client is a whole node rather than each of its users
     ldp: dict[str, Any] | None = None  # noise on every upload, as `Mechanism` has it
+    secure: bool = False  # the server sees only the sum of all nodes' uploads
     run: str = ""  # tells runs of equal settings apart
     id: str = field(init=False, default="")
 

@@ -7,9 +7,11 @@ import logging
 import math
 import secrets
 import time
+from base64 import b64decode
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from tacit.core.fleet import SimulatedFleet, Traffic
@@ -21,9 +23,12 @@ from tacit.data.interactions import Interactions
 from tacit.deploy.job import Job
 from tacit.deploy.shard import Shard, known, roster, shard
 from tacit.deploy.vault import Vault, write
-from tacit.deploy.wire import Packet, unpack
+from tacit.deploy.wire import ANSWERS, Packet, unpack
 from tacit.errors import UserError
 from tacit.evaluation.protocol import Evaluator
+from tacit.privacy import secure_sum
+from tacit.privacy.fixed_point import FixedPoint
+from tacit.privacy.secure_fleet import BOUND, Layout
 from tacit.runs.run import Recommendation
 
 log = logging.getLogger("tacit.node")
@@ -50,6 +55,10 @@ class Work:
         self.users: list[str] = written["users"] if written else roster(self.data)
         self.place: tuple[int, int] | None = None
         self.round = -1  # whose private state is in memory; -1: none
+        model = vault.path / job.id / "model.packet"
+        # the round of the model that recommendations are made with
+        self.shown = int(unpack(model.read_bytes()).head["round"]) if model.exists() else 0
+        self.party: tuple[int, secure_sum.Client] | None = None  # this node in the secure sum of a round
         if written and written["place"] is not None:
             self.take_place(*written["place"])
         elif not written:
@@ -89,6 +98,23 @@ class Work:
             self.round = round
             log.info("private state of round %d is back from disk", round)
 
+    def in_sum(self, round: int) -> secure_sum.Client:
+        """This node in the secure sum of a round."""
+        if self.party is None or self.party[0] != round:
+            raise Unknown(f"a secure sum in round {round}")
+        return self.party[1]
+
+    def masked(self, ups: list[Payload], sent: Callable[[torch.Tensor], Payload], asked: Packet) -> bytes:
+        """The sum of these uploads under masks: the server can open it together with all other nodes' alone."""
+        point = FixedPoint(BOUND, int(asked.head["clients"]))
+        layout = Layout(self.method, ups[0], sent(ups[0].ids[:1]))
+        total = np.zeros(layout.length, dtype=np.uint64)
+        for up in ups:
+            for place in range(len(up.ids)):
+                total += layout.encoded(layout.vector(up.only(torch.tensor([place]))), point)
+        delivery = secure_sum.decode(secure_sum.Delivery, b64decode(asked.head["delivery"], validate=True))
+        return secure_sum.encode(self.in_sum(int(asked.head["round"])).mask(delivery, total))
+
     def sizes(self) -> list[int]:
         """|D_u| of each client, for methods that send it as a weight; a number does not depend on a place."""
         federation = shard(self.data, self.job, self.users, 0, 0).federation
@@ -111,8 +137,11 @@ class Node:
         name: str | None = None,
         threads: int = 0,
         allow: tuple[str, ...] = (),
+        secure: bool = False,
     ) -> None:
+        """With `secure` the node takes part in secure sums alone."""
         self.data = data
+        self.secure = secure
         self.vault = Vault(folder)
         self.threads = threads
         self.allow = allow
@@ -128,7 +157,14 @@ class Node:
         try:
             asked = unpack(blob)
             log.info("asked: %s, round %s", asked.kind, asked.head.get("round", "-"))
-            reply = {"hello": self._hello, "train": self._train, "evaluate": self._evaluate}[asked.kind](asked)
+            reply = {
+                "hello": self._hello,
+                "invite": self._sum,
+                "introduce": self._sum,
+                "train": self._train,
+                "reveal": self._sum,
+                "evaluate": self._evaluate,
+            }[asked.kind](asked)
         except Exception as error:
             log.exception("a message was not answered")
             return Packet("sorry", {"error": type(error).__name__}).pack()
@@ -138,6 +174,8 @@ class Node:
 
     def _hello(self, asked: Packet) -> Packet:
         job = Job.load(asked.body)
+        if self.secure and not job.secure:
+            raise UserError("the server would see this node's uploads, and it takes part in secure sums alone")
         work = self.work
         if work is None or work.job.id != job.id:
             work = Work(job, self.data, self.vault, self.threads, self.allow)
@@ -179,20 +217,41 @@ class Node:
         down, traffic = decode(asked.body), Traffic()
         try:
             ups = list(work.fleet.train_on(sent(down), down.ids, round, traffic))
+            if "delivery" in asked.head:
+                body = work.masked(ups, sent(down), asked)
+            elif work.job.secure and any(up.fields for up in ups):
+                raise UserError("the server asks for uploads outside a secure sum")
+            else:
+                body = stacked(ups).encode()
             work.vault.save(work.job.id, round, work.fleet.store.leaves, work.users)
         except BaseException:
             work.round = -1  # what is in memory is the state of no round
             raise
         work.round = round
-        work.vault.prune(work.job.id, [*asked.head["keep"], round - 1, round])
+        work.vault.prune(work.job.id, [*asked.head["keep"], work.shown, round - 1, round])
         loss = None if math.isnan(traffic.loss) else traffic.loss
-        return Packet("trained", {"round": round, "loss": loss}, stacked(ups).encode())
+        return Packet("trained", {"round": round, "loss": loss}, body)
+
+    def _sum(self, asked: Packet) -> Packet:
+        """A stage of a secure sum beside the training itself."""
+        work, round = self._ready(asked), int(asked.head["round"])
+        answer: secure_sum.Message
+        if asked.kind == "invite":
+            invitation = secure_sum.decode(secure_sum.Invitation, asked.body)
+            work.party = (round, secure_sum.Client(int(asked.head["party"]), invitation))
+            answer = work.in_sum(round).advertise()
+        elif asked.kind == "introduce":
+            answer = work.in_sum(round).share(secure_sum.decode(secure_sum.Neighbours, asked.body))
+        else:
+            answer = work.in_sum(round).reveal(secure_sum.decode(secure_sum.Question, asked.body))
+        return Packet(ANSWERS[asked.kind], {"round": round}, secure_sum.encode(answer))
 
     def _evaluate(self, asked: Packet) -> Packet:
         work, phase = self._ready(asked), str(asked.head["phase"])
         work.stand_at(int(asked.head["round"]))
         down = decode(asked.body)
         write(work.vault.path / work.job.id / "model.packet", asked.pack())
+        work.shown = int(asked.head["round"])
         result = Evaluator(work.shard.federation.split)(work.fleet.scores_on(sent(down), phase), phase)
         head = {"round": asked.head["round"], "users": result.users, "too_short": work.shard.too_short}
         if result.users:

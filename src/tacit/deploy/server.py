@@ -24,6 +24,8 @@ from tacit.deploy.job import Job, catalogue
 from tacit.errors import UserError
 from tacit.evaluation.metrics import Metrics
 from tacit.methods import find
+from tacit.privacy.secure_fleet import check_sum
+from tacit.privacy.secure_sum import FEWEST
 from tacit.runs.folder import RunFolder, write_json
 from tacit.runs.run import Summary, Watch, mechanism_of, peak_memory_mb
 
@@ -48,7 +50,9 @@ def prepare(asked: Asked, path: Path) -> tuple[RunFolder, Job]:
     items, titles = catalogue(asked.catalogue)
     method = build(find(asked.config.method), asked.config.settings)
     if asked.config.secure:
-        raise UserError("a secure sum over nodes is not there yet; it is simulated by tacit run --secure")
+        check_sum(method)
+        if asked.nodes < FEWEST:
+            raise UserError(f"a secure sum of {asked.nodes} nodes hides nothing: wait for --nodes {FEWEST} at least")
     settings = json.loads(json.dumps(dataclasses.asdict(method)))
     # how many clients there will be is not known yet: an ε is kept to by a client that takes part in every round
     noise = mechanism_of(asked.config, method, made_up(len(items)))
@@ -84,7 +88,18 @@ def prepare(asked: Asked, path: Path) -> tuple[RunFolder, Job]:
         )
     config = asked.config
     ldp = dataclasses.asdict(noise) if noise else None
-    job = Job(config.method, settings, config.protocol, config.seed, items, titles, asked.together, ldp, started)
+    job = Job(
+        config.method,
+        settings,
+        config.protocol,
+        config.seed,
+        items,
+        titles,
+        together=asked.together,
+        ldp=ldp,
+        secure=config.secure,
+        run=started,
+    )
     job.build((config.method,))
     return folder, job
 
@@ -182,7 +197,15 @@ def _finish(
     assert found is not None
     best, before = found[0], fleet.snapshot()
     chosen = next((r for r in progress.history if r.round == progress.best_round), progress.history[-1])
-    test = fleet.evaluate(best, "test", chosen.round)
+    for last in range(asked.tries - 1, -1, -1):
+        try:
+            test = fleet.evaluate(best, "test", chosen.round)
+            break
+        except TooFew as error:
+            if not last:
+                raise UserError(f"{error}; start the nodes and then the server again: it goes on") from error
+            log.warning("%s; the test is tried again", error)
+            _gather_again(fleet, asked)
     beside = fleet.snapshot().since(before)
     ids = sample(fleet.federation.n_clients, 256, job.seed, 0)
     summary = Summary(
@@ -204,7 +227,7 @@ def _finish(
         epsilon=progress.history[-1].epsilon,
         scored_with=fleet.method.scored_with,
         users_evaluated=test.users,
-        users_too_short=sum(m.users for m in fleet.members) - test.users,
+        users_too_short=fleet.too_short,
         duplicates=sum(m.duplicates for m in fleet.members),
         settings=job.settings,
         folder=str(folder.path),

@@ -1,9 +1,16 @@
 """What server and nodes say to each other: a kind, a few named values, and the bytes of a payload.
 
-    hello     job, catalogue        ->  here       how many clients and users, how large
-    train     round, place, model   ->  trained    the uploads, stacked
-    evaluate  phase, place, model   ->  evaluated  mean metrics over the node's users
-                                        sorry      the name of what went wrong, never its text
+    hello      job, catalogue        ->  here       how many clients and users, how large
+    train      round, place, model   ->  trained    the uploads, stacked
+    evaluate   phase, place, model   ->  evaluated  mean metrics over the node's users
+                                         sorry      the name of what went wrong, never its text
+
+and in a secure sum, with the messages of `privacy.secure_sum` as bodies, around `train`, whose answer is then a vector
+under masks:
+
+    invite     a session             ->  keys       public keys
+    introduce  the others' keys      ->  shared     shares of its secrets, sealed
+    reveal     who is in the sum     ->  revealed   a share of each neighbour's mask
 
 Nothing in it can execute: JSON and the safetensors layout.
 """
@@ -14,6 +21,7 @@ from typing import Any
 
 MAGIC = b"tacit1"
 MOST_HEAD = 64 << 20  # bytes
+ANSWERS = {"invite": "keys", "introduce": "shared", "train": "trained", "reveal": "revealed"}
 
 
 class BadPacket(ValueError):

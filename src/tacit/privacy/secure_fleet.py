@@ -51,7 +51,7 @@ class SecureFleet(SimulatedFleet):
         first = next(uploads, None)
         if first is None:
             return
-        layout = Layout(self.method, first, server)
+        layout = Layout(self.method, first, self.method.downlink(server, first.ids[:1]))
         if not layout.length:  # nothing is sent
             yield from chain([first], uploads)
             return
@@ -71,12 +71,13 @@ class SecureFleet(SimulatedFleet):
 class Layout:
     """How the fields of an upload stand in one vector; the weight, where there is one, is the last value."""
 
-    def __init__(self, method: Method, like: Payload, server: State) -> None:
+    def __init__(self, method: Method, like: Payload, down: Payload) -> None:
+        """Of uploads such as `like`, after the server sent `down`."""
         self.method = method
         self.weighted = "weight" in like
         self.fields = {n: f for n, f in like.fields.items() if n != "weight"}
         self.shapes = {n: _shape(method, n, f) for n, f in self.fields.items()}
-        sent = method.downlink(server, like.ids[:1]).fields if self.weighted else {}
+        sent = down.fields if self.weighted else {}
         # a change is smaller than a table
         self.bases = {
             n: f.value.double().numpy().ravel()
