@@ -5,7 +5,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tacit.config import build
 from tacit.core.method import Method
@@ -13,6 +13,8 @@ from tacit.data.imported import read_items
 from tacit.errors import UserError
 from tacit.methods import find
 from tacit.privacy.mechanisms import Mechanism
+
+Catalogue: TypeAlias = tuple[tuple[str, ...], tuple[str, ...] | None]
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,6 @@ class Job:
         return None if self.ldp is None else Mechanism(**self.ldp | {"source": "system"})
 
 
-def catalogue(path: Path) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+def catalogue(path: Path) -> Catalogue:
     """Item ids and, where the file has them, titles: what `items` and `titles` of a job are."""
     return read_items(path)

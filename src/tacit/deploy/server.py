@@ -20,7 +20,7 @@ from tacit.core.payload import State
 from tacit.core.rounds import Plan, Progress, federate, sample
 from tacit.deploy.checks import made_up
 from tacit.deploy.fleet import FlowerFleet, Grown, Link, Member, Terms, TooFew
-from tacit.deploy.job import Job, catalogue
+from tacit.deploy.job import Catalogue, Job, catalogue
 from tacit.errors import UserError
 from tacit.evaluation.metrics import Metrics
 from tacit.methods import find
@@ -45,9 +45,9 @@ class Asked:
     tries: int = 10  # of a round with too few replies
 
 
-def prepare(asked: Asked, path: Path) -> tuple[RunFolder, Job]:
+def prepare(asked: Asked, path: Path, published: Catalogue | None = None) -> tuple[RunFolder, Job]:
     """The run's folder and its job: a new one, or the one that is there if it was started with the same options."""
-    items, titles = catalogue(asked.catalogue)
+    items, titles = published or catalogue(asked.catalogue)
     method = build(find(asked.config.method), asked.config.settings)
     if asked.config.secure:
         check_sum(method)
