@@ -117,6 +117,7 @@ class Terms:
     """What a round may cost and what it must bring."""
 
     deadline: float = 600.0  # seconds a round waits
+    greeting: float = 60.0  # seconds a node that has come may take to say who it is
     least: float = 0.5  # share of the asked clients that must reply
     max_norm: float = 0.0  # of a client's change; 0: `checks.TYPICAL` for each value
 
@@ -184,7 +185,7 @@ class FlowerFleet:
         self._ids = {name: node for name, node in self._ids.items() if node in there}
         new = [node for node in there if node not in self._ids.values()]
         hello = Packet("hello", {}, self.job.dump()).pack()
-        for node, reply in self._ask(dict.fromkeys(new, hello), min(self.terms.deadline, 60.0)):
+        for node, reply in self._ask(dict.fromkeys(new, hello), min(self.terms.deadline, self.terms.greeting)):
             try:
                 packet = _of_kind(unpack(reply), "here")
                 name = there[node] or str(packet.head["name"])

@@ -53,6 +53,8 @@ def prepare(asked: Asked, path: Path, published: Catalogue | None = None) -> tup
         check_sum(method)
         if asked.nodes < FEWEST:
             raise UserError(f"a secure sum of {asked.nodes} nodes hides nothing: wait for --nodes {FEWEST} at least")
+    if asked.config.dp is not None:
+        raise UserError("noise that clients share in a secure sum is not there over nodes; --ldp is")
     settings = json.loads(json.dumps(dataclasses.asdict(method)))
     # how many clients there will be is not known yet: an ε is kept to by a client that takes part in every round
     noise = mechanism_of(asked.config, method, made_up(len(items)))

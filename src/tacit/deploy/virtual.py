@@ -4,6 +4,7 @@ A virtual node carries a shard of the users of a data set and is a `Node` like a
 handed its next message, so that its private state is in its folder, which all of them must reach.
 """
 
+import dataclasses
 import importlib.util
 import time
 from collections.abc import Iterator, Mapping
@@ -41,6 +42,8 @@ def simulate(asked: Asked, path: Path, cpus: float = 1.0, watch: Watch | None = 
     if not 1 <= asked.nodes <= data.n_users:
         raise UserError(f"{config.data} has {data.n_users:,} users: nodes={asked.nodes} does not do")
     titles = None if data.titles is None else tuple(map(str, data.titles))
+    # a worker that starts has everything to read before it can say who it is
+    asked = dataclasses.replace(asked, terms=dataclasses.replace(asked.terms, greeting=asked.terms.deadline))
     folder, job = prepare(asked, path, (tuple(map(str, data.item_ids)), titles))
     where = str((path / "nodes").resolve())
     outcome: list[Summary | BaseException] = []
