@@ -141,6 +141,15 @@ def test_a_run_with_other_settings_does_not_count(file, tmp_path):
         experiments.carry_out(experiments.planned(other, only=["popular"], protocols=["paper"], seeds=[0]), out)
 
 
+def test_rounds_asked_for_by_number_are_those_that_the_method_has_anyway(file, tmp_path):
+    made = experiments.read(_changed(file, "rounds = 2", "evaluate_every = 1"))
+    out = tmp_path / "runs"
+    experiments.carry_out(experiments.planned(made, only=["popular"], protocols=["paper"], seeds=[0]), out)
+    for rounds, count in ((1, 1), (2, 0)):
+        same = experiments.read(_changed(file, "rounds = 2", f"rounds = {rounds}\nevaluate_every = 1"))
+        assert len(experiments.collect(same, out)["popular", "demo", "paper"].runs) == count
+
+
 def test_seeds_are_averaged():
     runs = [_summary(seed, value) for seed, value in enumerate((0.2, 0.4, 0.9))]
     value, spread = experiments.Cell(tuple(runs)).figure("HR@10")

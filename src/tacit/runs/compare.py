@@ -113,9 +113,12 @@ def is_of(folder: RunFolder, asked: RunConfig) -> bool:
     """Whether a folder holds the run asked for: where it runs does not matter, a method's changed default does."""
     where = ("threads", "chunk", "mapped", "checkpoint_every", "settings")
     written = _plain(config(**folder.run["config"]))  # with what has become an option since
-    one, other = ({k: v for k, v in c.items() if k not in where} for c in (written, _plain(asked)))
-    settings = dataclasses.asdict(build(find(asked.method), asked.settings))
-    return one == other and bool(folder.run["settings"] == json.loads(json.dumps(settings)))
+    method = build(find(asked.method), asked.settings)
+    one, other = (
+        {k: v for k, v in c.items() if k not in where} | {"rounds": c["rounds"] or method.length()}
+        for c in (written, _plain(asked))
+    )
+    return one == other and bool(folder.run["settings"] == json.loads(json.dumps(dataclasses.asdict(method))))
 
 
 def _plain(asked: RunConfig) -> dict[str, Any]:
