@@ -20,7 +20,7 @@ import torch
 from tacit.core.fleet import Protection, SimulatedFleet, Traffic
 from tacit.core.local import local_round
 from tacit.core.method import Method, Moment
-from tacit.core.payload import Payload, Shared, Sparse, State, decode
+from tacit.core.payload import Cut, Few, Payload, Shared, Sparse, State, decode
 from tacit.core.store import ClientStore
 from tacit.data.cohort import Federation
 from tacit.data.ragged import Ragged
@@ -171,7 +171,8 @@ def check_wire(method: Method) -> None:
 def check_bytes(method: Method) -> None:
     """Bytes are those of the dense tensors of every client, and what one client's encoding holds.
 
-    Of a field sent as single cells they are those of the cells. How many cells are whose is an address, like the ids.
+    Of a field sent as single cells they are those of the cells. How many cells are whose is an address, like the ids,
+    and so is which of a few values or which columns are whose.
     """
     federation = clients(method, users=12)
     for ids in (torch.arange(federation.n_clients), torch.tensor([1])):
@@ -182,6 +183,16 @@ def check_bytes(method: Method) -> None:
                 if isinstance(sending, Sparse):
                     total += len(sending.value) * (4 + 4)
                     continue
+                if isinstance(sending, Few):
+                    total += sum(sending.values[g].numel() * sending.values[g].element_size() for g in sending.group)
+                    continue
+                if isinstance(sending, Cut):
+                    one = sending.dense()
+                    for client, (first, behind) in enumerate(sending.columns.tolist()):
+                        total += one[client][..., first:behind].numel() * one.element_size()
+                        assert not one[client][..., :first].any()
+                        assert not one[client][..., behind:].any()
+                    continue
                 dense = sending.dense()
                 times = len(ids) if isinstance(sending, Shared) else 1
                 total += times * dense.numel() * dense.element_size()
@@ -189,7 +200,8 @@ def check_bytes(method: Method) -> None:
             if len(ids) == 1:
                 blob = sent.encode()
                 header = 8 + int.from_bytes(blob[:8], "little")
-                owners = 8 * sum(isinstance(sending, Sparse) for sending in sent.fields.values())
+                owners = 8 * sum(isinstance(sending, Sparse | Few) for sending in sent.fields.values())
+                owners += 16 * sum(isinstance(sending, Cut) for sending in sent.fields.values())
                 assert len(blob) - header - sent.ids.nbytes - owners == sent.nbytes()
 
 

@@ -5,8 +5,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save
 
-from tacit.core.payload import BadPayload, Each, Payload, Rows, Shared, Sparse, decode, stacked
+from tacit.core.payload import BadPayload, Cut, Each, Few, Payload, Rows, Shared, Sparse, decode, stacked
 
 
 def touched(clients=2):
@@ -24,6 +25,20 @@ def cells(clients=2):
     return Sparse(client, index, torch.tensor([1.0, 2.0, 10.0, 3.0])[:n], (2, 3), private=False)
 
 
+def few(clients=2):
+    """Two tables of different width, and a third one that nobody here gets."""
+    values = tuple(torch.arange(3.0 * n).view(3, n) + 10 * n for n in (1, 2, 4))
+    return Few(values, torch.tensor([1, 0])[:clients], 4)
+
+
+def cut(clients=2):
+    """Touched rows of tables of which the first client has one column, the second all three."""
+    columns = torch.tensor([[1, 2], [0, 3]])[:clients]
+    table = touched(clients)
+    inside = (torch.arange(3) >= columns[:, :1]) & (torch.arange(3) < columns[:, 1:])
+    return Cut(Rows(table.value * inside[:, None], table.rows, table.real, torch.zeros(4, 3)), columns)
+
+
 def everything(clients=2):
     return Payload(
         torch.tensor([5, 9])[:clients],
@@ -34,6 +49,8 @@ def everything(clients=2):
             "count": Each(torch.arange(clients * 2, dtype=torch.int16).view(clients, 2)),
             "all": Shared(torch.ones(7)),
             "cells": cells(clients),
+            "few": few(clients),
+            "cut": cut(clients),
         },
     )
 
@@ -64,14 +81,16 @@ def test_the_change_is_against_the_base_and_nothing_on_padding():
 def test_bytes_are_those_of_the_dense_tensors_of_every_client():
     up = everything()
     table, vector, secret, count, shared = 4 * 3 * 4, 3 * 4, 8, 2 * 2, 7 * 4
-    assert up.nbytes() == 2 * (table + vector + secret + count + shared) + 4 * (4 + 4)
+    few_values, cut_columns = 3 * 2 * 4 + 3 * 1 * 4, 4 * 1 * 4 + 4 * 3 * 4
+    expected = 2 * (table + vector + secret + count + shared) + 4 * (4 + 4) + few_values + cut_columns
+    assert up.nbytes() == expected
 
 
 def test_one_clients_encoding_is_its_bytes_behind_a_header():
     up = everything(clients=1)
     blob = up.encode()
     header = int.from_bytes(blob[:8], "little")
-    owners = 8  # how many cells are whose: an address, like the ids
+    owners = 8 + 8 + 16  # how many cells, which value and which columns are whose: addresses, like the ids
     assert len(blob) - 8 - header - up.ids.nbytes - owners == up.nbytes()
 
 
@@ -109,7 +128,7 @@ def test_a_round_trip_keeps_content_kinds_and_bytes():
         assert back[name].dtype == up[name].dtype
         assert torch.equal(back[name], up[name])
         assert isinstance(back.fields[name], Shared) == isinstance(field, Shared)
-        if not isinstance(field, Shared):
+        if not isinstance(field, Shared | Few):
             assert back.fields[name].private == field.private
     assert back.nbytes() == up.nbytes()
     assert "table" in back
@@ -157,7 +176,7 @@ def test_a_damaged_payload_is_refused_or_well_formed(data):
             assert ((field.index >= 0) & (field.index < math.prod(field.shape))).all()
             assert ((field.client >= 0) & (field.client < len(back.ids))).all()
         else:
-            assert isinstance(field, Shared) or len(field.value) == len(back.ids)
+            assert isinstance(field, Shared) or len(field.dense()) == len(back.ids)
 
 
 def rewritten(change):
@@ -226,4 +245,57 @@ def test_stacked_parts_are_the_whole():
     assert back.ids.tolist() == whole.ids.tolist()
     for name, field in whole.fields.items():
         assert torch.equal(back[name], whole[name])
-        assert isinstance(field, Shared) or back.fields[name].private == field.private
+        assert isinstance(field, Shared | Few) or back.fields[name].private == field.private
+
+
+def test_clients_get_one_of_a_few_values_with_zeros_behind_it():
+    field = few()
+    assert field.dense().shape == (2, 3, 4)
+    assert field.dense()[0].tolist() == [[20, 21, 0, 0], [22, 23, 0, 0], [24, 25, 0, 0]]
+    assert field.dense()[1].tolist() == [[10, 0, 0, 0], [11, 0, 0, 0], [12, 0, 0, 0]]
+    back = decode(Payload(torch.tensor([5, 9]), {"few": field}).encode()).fields["few"]
+    assert [tuple(v.shape) for v in back.values] == [(3, 1), (3, 2), (3, 0)], "what nobody gets does not travel"
+    assert torch.equal(back.dense(), field.dense())
+    assert torch.equal(back.group, field.group)
+
+
+def test_columns_of_other_groups_are_zero_and_do_not_travel():
+    field = cut()
+    dense = field.dense()
+    assert dense[0].tolist() == [[0, 0, 0], [0, 0, 0], [0, 101, 0], [0, 0, 0]]
+    assert dense[1, 1].tolist() == [106, 107, 108]
+    assert field.mask()[:, 0].tolist() == [[False, True, False], [True, True, True]]
+    back = decode(Payload(torch.tensor([5, 9]), {"cut": field}).encode()).fields["cut"]
+    assert torch.equal(back.dense(), dense)
+    assert back.nbytes(2) == field.nbytes(2) == 4 * 4 + 12 * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("columns.x", torch.tensor([[0, 4]])),
+        ("columns.x", torch.tensor([[-1, 2]])),
+        ("columns.x", torch.tensor([[2, 1]])),
+        ("columns.x", torch.tensor([[0, 2]])),
+        ("columns.x", torch.tensor([0, 3])),
+        ("group.y", torch.tensor([1])),
+        ("group.y", torch.tensor([-1])),
+        ("group.y", torch.tensor([0, 0])),
+        ("field.y.0", torch.ones(2, 6)),
+    ],
+)
+def test_wrong_addresses_are_refused(name, wrong):
+    kinds = {"x": {"kind": "private", "cut": [2, 3]}, "y": {"kind": "few", "values": 1, "width": 5}}
+    right = {"ids": torch.tensor([4]), "columns.x": torch.tensor([[0, 3]]), "field.x": torch.ones(6)}
+    right |= {"group.y": torch.tensor([0]), "field.y.0": torch.ones(2, 5)}
+    text = {"kinds": json.dumps(kinds)}
+    assert decode(save(right, metadata=text)).fields.keys() == {"x", "y"}
+    with pytest.raises(BadPayload):
+        decode(save(right | {name: wrong}, metadata=text))
+
+
+def test_a_value_that_would_unfold_beyond_what_is_allowed_is_refused():
+    kinds = {"x": {"kind": "private", "cut": [1, 10**12]}}
+    small = {"ids": torch.tensor([4]), "columns.x": torch.tensor([[0, 1]]), "field.x": torch.ones(1)}
+    with pytest.raises(BadPayload, match="more than 1,000 bytes"):
+        decode(save(small, metadata={"kinds": json.dumps(kinds)}), most=1000)

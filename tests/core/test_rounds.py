@@ -8,7 +8,7 @@ import torch
 from tacit.core.fleet import SimulatedFleet
 from tacit.core.method import Method
 from tacit.core.payload import Payload
-from tacit.core.rounds import Plan, Progress, federate, participation, round_up, sample
+from tacit.core.rounds import Plan, Progress, federate, participation, queue, round_up, sample
 from toys import few_clients
 
 QUICK = Method(dim=4, epochs=1, init=0.3)
@@ -119,6 +119,26 @@ def test_who_takes_part_is_drawn_anew_each_round_and_evenly():
     assert (counts / rounds - 0.25).abs().max() < 0.04
     assert torch.equal(sample(20, 0.25, seed=3, round=7), sample(20, 0.25, seed=3, round=7))
     assert any(not torch.equal(sample(20, 0.25, 3, r), sample(20, 0.25, 4, r)) for r in range(3))
+
+
+@pytest.mark.parametrize(("clients", "fraction", "sizes"), [(10, 4, [4, 4, 2]), (10, 0.5, [5, 5]), (3, 256, [3])])
+def test_a_queue_takes_everybody_once_before_anyone_again(clients, fraction, sizes):
+    epochs = []
+    for epoch in range(4):
+        parts = [queue(clients, fraction, 3, epoch * len(sizes) + n).tolist() for n in range(1, len(sizes) + 1)]
+        assert [len(part) for part in parts] == sizes
+        assert all(part == sorted(part) for part in parts)
+        assert sorted(itertools.chain(*parts)) == list(range(clients))
+        epochs.append(parts)
+    assert clients == 3 or any(parts != epochs[0] for parts in epochs[1:]), "the queue is shuffled anew"
+    assert queue(10, 4, 3, 2).tolist() == queue(10, 4, 3, 2).tolist()
+
+
+def test_rounds_that_traverse_ask_everybody_equally_often():
+    plan = Plan(rounds=6, seed=0, fraction=4, traverse=True)
+    progress, _ = federated(plan, [0.1] * 6)
+    assert [r.clients for r in progress.history] == [4, 4, 2, 4, 4, 2]
+    assert participation(QUICK, plan, 10, range(1, 7)).tolist() == [2] * 10
 
 
 def test_rounding_up_forgives_rounding_errors():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
@@ -162,7 +163,70 @@ class Product:
         total.addmm_(left.to(total.dtype), right.to(total.dtype).T)
 
 
-Field: TypeAlias = Shared | Each | Rows | Sparse | Product
+@dataclass(frozen=True)
+class Few:
+    """One of a few values for each client: what the clients of a group get alike. Groups may differ in the last axis.
+
+    On the wire go the values that anyone of the payload gets, once; who gets which is an address, like the ids.
+    """
+
+    values: tuple[Tensor, ...]  # (…, d_g) by group
+    group: Tensor  # (C,)
+    width: int  # the longest last axis
+
+    def nbytes(self, clients: int) -> int:
+        """Bytes that all these clients receive or send."""
+        each = torch.tensor([value.nbytes for value in self.values])
+        return int(each[self.group].sum())
+
+    @property
+    def stack(self) -> Tensor:
+        """(G, …, d) the values with zeros behind the shorter ones."""
+        return torch.stack([F.pad(value, (0, self.width - value.shape[-1])) for value in self.values])
+
+    def dense(self) -> Tensor:
+        """(C, …, d) every client's value with zeros behind it."""
+        return self.stack[self.group]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A value per client of which it has some columns, those of its group; the others are zero and do not travel.
+
+    Which columns are whose is an address, like the ids.
+    """
+
+    of: Each | Rows  # (C, …, d), zero outside the columns
+    columns: Tensor  # (C, 2) the first of a client's columns and the first behind them
+
+    @property
+    def private(self) -> bool:
+        """Whether a privacy mechanism has to cover it."""
+        return self.of.private
+
+    def nbytes(self, clients: int) -> int:
+        """Bytes that all these clients receive or send."""
+        value = self.of.value if isinstance(self.of, Each) else self.of.base
+        rows = math.prod(value.shape[-1 - self._axes : -1])
+        return int((self.columns[:, 1] - self.columns[:, 0]).sum()) * rows * value.element_size()
+
+    @property
+    def _axes(self) -> int:
+        """Axes of one client's value before the last one."""
+        return self.of.value.dim() - 2
+
+    def mask(self) -> Tensor:
+        """(C, 1, …, d) true on a client's columns."""
+        place = torch.arange(self.of.value.shape[-1])
+        inside = (place >= self.columns[:, :1]) & (place < self.columns[:, 1:])
+        return inside.view(len(inside), *[1] * self._axes, -1)
+
+    def dense(self) -> Tensor:
+        """(C, …, d) with zeros outside the columns."""
+        return self.of.dense()
+
+
+Field: TypeAlias = Shared | Each | Rows | Sparse | Product | Few | Cut
 
 
 class BadPayload(ValueError):
@@ -195,8 +259,22 @@ class Payload:
         tensors: State = {"ids": self.ids}
         kinds: dict[str, dict[str, Any]] = {}
         for name, field in self.fields.items():
+            if isinstance(field, Few):
+                kinds[name] = {"kind": "few", "values": len(field.values), "width": field.width}
+                tensors[f"group.{name}"] = field.group.clone()
+                used = set(field.group.tolist())
+                for place, value in enumerate(field.values):
+                    tensors[f"field.{name}.{place}"] = (value if place in used else value[..., :0]).clone(
+                        memory_format=torch.contiguous_format
+                    )
+                continue
             kinds[name] = {"kind": "shared" if isinstance(field, Shared) else "private" if field.private else "each"}
-            if isinstance(field, Sparse):
+            if isinstance(field, Cut):
+                whole = field.dense()
+                kinds[name]["cut"] = list(whole.shape[1:])
+                tensors[f"columns.{name}"] = field.columns.clone()
+                tensors[f"field.{name}"] = whole[field.mask().expand_as(whole)]
+            elif isinstance(field, Sparse):
                 order = torch.argsort(field.client, stable=True)
                 kinds[name]["shape"] = list(field.shape)
                 tensors[f"cells.{name}"] = torch.bincount(field.client, minlength=len(self.ids))
@@ -215,6 +293,11 @@ def stacked(parts: Sequence[Payload]) -> Payload:
         each = [part.fields[name] for part in parts]
         if isinstance(first, Shared):
             fields[name] = first
+        elif isinstance(first, Few):
+            fields[name] = Few(first.values, torch.cat([f.group for f in each if isinstance(f, Few)]), first.width)
+        elif isinstance(first, Cut):
+            columns = torch.cat([f.columns for f in each if isinstance(f, Cut)])
+            fields[name] = Cut(Each(torch.cat([f.dense() for f in each]), first.private), columns)
         elif isinstance(first, Sparse):
             cells = [f for f in each if isinstance(f, Sparse)]
             fields[name] = Sparse(
@@ -241,11 +324,17 @@ def _only(field: Field, places: Tensor, clients: int) -> Field:
         return Rows(field.value[places], field.rows[places], field.real[places], base, field.private)
     if isinstance(field, Product):
         return Product(field.left[places], field.right[places], field.private)
+    if isinstance(field, Few):
+        return Few(field.values, field.group[places], field.width)
+    if isinstance(field, Cut):
+        of = _only(field.of, places, clients)
+        assert isinstance(of, Each | Rows)
+        return Cut(of, field.columns[places])
     return Each(field.value[places], field.private)
 
 
-def decode(blob: bytes) -> Payload:
-    """Rebuild a payload; anything malformed raises BadPayload."""
+def decode(blob: bytes, most: float = math.inf) -> Payload:
+    """Rebuild a payload; anything malformed raises BadPayload, as does what would unfold to more than `most` bytes."""
     try:
         tensors = load_tensors(blob)
         length = int.from_bytes(blob[:8], "little")
@@ -253,18 +342,22 @@ def decode(blob: bytes) -> Payload:
         ids = tensors["ids"]
         if ids.dtype != torch.int64 or ids.dim() != 1:
             raise ValueError("ids are not a list of whole numbers")
-        return Payload(ids, {n: _field(n, kind, tensors) for n, kind in kinds.items()})
+        return Payload(ids, {n: _field(n, kind, tensors, most) for n, kind in kinds.items()})
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadPayload(f"not a payload: {error}") from error
 
 
-def _field(name: str, kind: dict[str, Any], tensors: State) -> Field:
+def _field(name: str, kind: dict[str, Any], tensors: State, most: float) -> Field:
+    if kind["kind"] == "few":
+        return _few(name, int(kind["values"]), int(kind["width"]), tensors)
     value, clients = tensors[f"field.{name}"], len(tensors["ids"])
     if kind["kind"] == "shared":
         return Shared(value)
     if kind["kind"] not in ("private", "each"):
         raise KeyError(kind["kind"])
     private = kind["kind"] == "private"
+    if "cut" in kind:
+        return _cut(name, tuple(int(n) for n in kind["cut"]), private, tensors, most)
     if "shape" in kind:
         return _sparse(name, tuple(int(n) for n in kind["shape"]), private, tensors)
     if value.shape[:1] != (clients,):
@@ -283,3 +376,31 @@ def _sparse(name: str, shape: tuple[int, ...], private: bool, tensors: State) ->
         raise ValueError(f"'{name}' has a cell outside its shape")
     owner = torch.repeat_interleave(torch.arange(len(cells)), cells)
     return Sparse(owner, index.long(), value, shape, private)
+
+
+def _few(name: str, count: int, width: int, tensors: State) -> Few:
+    values = tuple(tensors[f"field.{name}.{place}"] for place in range(count))
+    group = tensors[f"group.{name}"]
+    if group.dtype != torch.int64 or group.shape != tensors["ids"].shape or not values:
+        raise ValueError(f"'{name}' does not say who gets which of its values")
+    if len(group) and not 0 <= int(group.min()) <= int(group.max()) < count:
+        raise ValueError(f"'{name}' has no value for some client")
+    if any(v.dim() == 0 or v.shape[:-1] != values[0].shape[:-1] or v.shape[-1] > width for v in values):
+        raise ValueError(f"'{name}' has values that do not go together")
+    return Few(values, group, width)
+
+
+def _cut(name: str, shape: tuple[int, ...], private: bool, tensors: State, most: float) -> Cut:
+    columns, value, clients = tensors[f"columns.{name}"], tensors[f"field.{name}"], len(tensors["ids"])
+    if columns.dtype != torch.int64 or columns.shape != (clients, 2) or not shape or min(shape) < 0 or value.dim() != 1:
+        raise ValueError(f"'{name}' does not say which columns are whose")
+    first, behind = columns.unbind(1)
+    if bool(((first < 0) | (behind < first) | (behind > shape[-1])).any()):
+        raise ValueError(f"'{name}' has columns outside its shape")
+    if int((behind - first).sum()) * math.prod(shape[:-1]) != len(value):
+        raise ValueError(f"'{name}' has cells that do not add up")
+    if clients * math.prod(shape) * value.element_size() > most:
+        raise ValueError(f"'{name}' of the shape {shape} is more than {most:,.0f} bytes")
+    whole = Cut(Each(value.new_zeros(clients, *shape), private), columns)
+    whole.of.value.masked_scatter_(whole.mask(), value)
+    return whole

@@ -55,6 +55,7 @@ class Plan:
     rounds: int
     seed: int
     fraction: float = 1.0
+    traverse: bool = False  # every client once before anyone a second time
     select: str = "NDCG@10"  # the validation metric that chooses the reported round
     evaluate_every: int = 1
     patience: int = 0  # stop after so many evaluations without a better one; 0: never
@@ -113,7 +114,9 @@ def federate(
 
 def chosen(method: Method, plan: Plan, clients: int, round: int) -> Tensor:
     """The clients of a round, ascending; none where the server works alone."""
-    return sample(clients, plan.fraction, plan.seed, round) if method.asks(round) else torch.arange(0)
+    if not method.asks(round):
+        return torch.arange(0)
+    return (queue if plan.traverse else sample)(clients, plan.fraction, plan.seed, round)
 
 
 def participation(method: Method, plan: Plan, clients: int, rounds: Iterable[int]) -> Tensor:
@@ -126,11 +129,29 @@ def participation(method: Method, plan: Plan, clients: int, rounds: Iterable[int
 
 def sample(clients: int, fraction: float, seed: int, round: int) -> Tensor:
     """The clients of a round, ascending: a fraction of all, or a number where `fraction` is above 1."""
-    count = round_up(fraction * clients) if fraction <= 1 else min(int(fraction), clients)
-    if count >= clients:
-        return torch.arange(clients)
-    key = rng.bits(seed, "sample", round, np.arange(clients), 1)[:, 0]
-    return torch.from_numpy(np.sort(np.argsort(key, kind="stable")[:count]))
+    count = _count(clients, fraction)
+    return _drawn(clients, seed, "sample", round, slice(0, count)) if count < clients else torch.arange(clients)
+
+
+def queue(clients: int, fraction: float, seed: int, round: int) -> Tensor:
+    """The same where rounds go through all clients in a random order, and through another one after that.
+
+    The last round of an epoch has the clients that are left.
+    """
+    count = _count(clients, fraction)
+    rounds = -(-clients // max(count, 1))
+    epoch, place = divmod(round - 1, max(rounds, 1))
+    return _drawn(clients, seed, "queue", epoch, slice(place * count, (place + 1) * count))
+
+
+def _count(clients: int, fraction: float) -> int:
+    return round_up(fraction * clients) if fraction <= 1 else min(int(fraction), clients)
+
+
+def _drawn(clients: int, seed: int, purpose: str, number: int, part: slice) -> Tensor:
+    """Part of a random order of all clients, ascending."""
+    key = rng.bits(seed, purpose, number, np.arange(clients), 1)[:, 0]
+    return torch.from_numpy(np.sort(np.argsort(key, kind="stable")[part]))
 
 
 def round_up(value: float) -> int:

@@ -1,7 +1,7 @@
 """The few operations every method scores and learns with, with gradients written for stacked clients."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -106,48 +106,75 @@ def perceptron_step(
 ) -> tuple[Tensor, State]:
     """The same for a perceptron over [user, row] with ReLU between its layers: w0, b0, …, w{depth}, b{depth} in `p`.
 
-    Only the rows of the batch pass through it. Shapes: B rows of the batch, at most; h a layer's width.
+    Only the rows of the batch pass through it.
     """
-    assert batch.count is not None
-    assert batch.positive is not None
-    user = p["user"]  # (C, 1, d)
-    C, L, d = table.shape
-    client, row = batch.count[:, 0].nonzero(as_tuple=True)  # client by client
-    number = torch.bincount(client, minlength=C)
-    B = max(int(number.max()), 1)
-    place = torch.arange(len(client)) - (number.cumsum(0) - number)[client] + client * B  # in (C, B), flat
-    row = row + client * L  # in (C, L), flat
-    taken = torch.zeros(C * B, dtype=torch.long)
-    taken[place] = row  # padding takes any row: its slope is zero
-    rows = table.reshape(-1, d).index_select(0, taken).view(C, B, d)
-    count, positive = table.new_zeros(2, C, 1, B)
-    count.view(-1)[place] = batch.count.reshape(-1)[row]
-    positive.view(-1)[place] = batch.positive.reshape(-1)[row]
-
-    of_user, of_row = p["w0"][:, :d], p["w0"][:, d:]  # (C, d, h) each
-    hidden = [torch.baddbmm(torch.baddbmm(p["b0"][:, None], user, of_user), rows, of_row)]
-    for n in range(1, depth + 1):
-        hidden.append(torch.baddbmm(p[f"b{n}"][:, None], hidden[-1].relu_(), p[f"w{n}"]))
-    loss, slope = row_slope(hidden.pop().mT, replace(batch, count=count, positive=positive))
-
-    back = slope.mT  # (C, B, h) of the layer's output
-    grads: State = {}
-    for n in range(depth, 0, -1):
-        inputs = hidden.pop()
-        grads[f"w{n}"], grads[f"b{n}"] = inputs.mT @ back, back.sum(1)
-        back = (back @ p[f"w{n}"].mT).mul_(inputs.sign_())  # ReLU's slope is the sign of what it gave
-    total = back.sum(1, keepdim=True)
-    grads |= {"b0": total[:, 0], "w0": torch.cat([user.mT @ total, rows.mT @ back], 1), "user": total @ of_user.mT}
+    chosen = Chosen.of(table, batch)
+    loss, grads, of_rows = chosen.through(p, depth, p["user"], chosen.rows)
     if "items" in names:
-        if "items" not in scratch:
-            scratch["items"] = torch.empty_like(table, memory_format=torch.contiguous_format)
-        spread = torch.full((C * L,), C * B)  # the last of the following rows is zero
-        spread[row] = place
-        of_rows = table.new_zeros(C * B + 1, d)
-        torch.bmm(back, of_row.mT, out=of_rows[:-1].view(C, B, d))
-        torch.index_select(of_rows, 0, spread, out=scratch["items"].view(-1, d))
-        grads["items"] = scratch["items"]
+        grads["items"] = chosen.back(of_rows, scratch)
     return loss, {n: grads[n] for n in names}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The rows of a batch taken out of the tables, B a client at most, and the way back."""
+
+    rows: Tensor  # (C, B, d)
+    batch: Batch  # with counts (C, 1, B)
+    place: Tensor  # (n,) in (C, B), flat, of every row of the batch
+    row: Tensor  # (n,) in (C, L), flat
+    shape: torch.Size  # of the tables, (C, L, d)
+
+    @classmethod
+    def of(cls, table: Tensor, batch: Batch) -> "Chosen":
+        """The rows that occur in a batch, client by client."""
+        assert batch.count is not None
+        assert batch.positive is not None
+        C, L, d = table.shape
+        client, row = batch.count[:, 0].nonzero(as_tuple=True)  # client by client
+        number = torch.bincount(client, minlength=C)
+        B = max(int(number.max()), 1)
+        place = torch.arange(len(client)) - (number.cumsum(0) - number)[client] + client * B
+        row = row + client * L
+        taken = torch.zeros(C * B, dtype=torch.long)
+        taken[place] = row  # padding takes any row: its slope is zero
+        rows = table.reshape(-1, d).index_select(0, taken).view(C, B, d)
+        count, positive = table.new_zeros(2, C, 1, B)
+        count.view(-1)[place] = batch.count.reshape(-1)[row]
+        positive.view(-1)[place] = batch.positive.reshape(-1)[row]
+        return cls(rows, replace(batch, count=count, positive=positive), place, row, table.shape)
+
+    def through(self, p: State, depth: int, user: Tensor, rows: Tensor) -> tuple[Tensor, State, Tensor]:
+        """The perceptron's loss (C,) for users (C, 1, d) and rows (C, B, d); gradients of its weights, user and rows.
+
+        h is a layer's width.
+        """
+        d = rows.shape[2]
+        of_user, of_row = p["w0"][:, :d], p["w0"][:, d:]  # (C, d, h) each
+        hidden = [torch.baddbmm(torch.baddbmm(p["b0"][:, None], user, of_user), rows, of_row)]
+        for n in range(1, depth + 1):
+            hidden.append(torch.baddbmm(p[f"b{n}"][:, None], hidden[-1].relu_(), p[f"w{n}"]))
+        loss, slope = row_slope(hidden.pop().mT, self.batch)
+        back = slope.mT  # (C, B, h) of the layer's output
+        grads: State = {}
+        for n in range(depth, 0, -1):
+            inputs = hidden.pop()
+            grads[f"w{n}"], grads[f"b{n}"] = inputs.mT @ back, back.sum(1)
+            back = (back @ p[f"w{n}"].mT).mul_(inputs.sign_())  # ReLU's slope is the sign of what it gave
+        total = back.sum(1, keepdim=True)
+        grads |= {"b0": total[:, 0], "w0": torch.cat([user.mT @ total, rows.mT @ back], 1), "user": total @ of_user.mT}
+        return loss, grads, back @ of_row.mT
+
+    def back(self, of_rows: Tensor, scratch: State, name: str = "items") -> Tensor:
+        """Gradients of the rows (C, B, d) put back to their places in the tables, in scratch memory of that name."""
+        C, L, d = self.shape
+        if name not in scratch:
+            scratch[name] = of_rows.new_empty(self.shape)
+        spread = torch.full((C * L,), len(of_rows[0]) * C)  # the last of the following rows is zero
+        spread[self.row] = self.place
+        padded = torch.cat([of_rows.reshape(-1, d), of_rows.new_zeros(1, d)])
+        torch.index_select(padded, 0, spread, out=scratch[name].view(-1, d))
+        return scratch[name]
 
 
 def _outer(slope: Tensor, vector: Tensor, name: str, scratch: State) -> Tensor:

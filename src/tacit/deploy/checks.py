@@ -9,7 +9,7 @@ from torch import Tensor
 from tacit.core.fleet import Protection
 from tacit.core.local import local_round
 from tacit.core.method import Method
-from tacit.core.payload import BadPayload, Each, Field, Payload, Product, Rows, Shared, Sparse, State, decode
+from tacit.core.payload import BadPayload, Each, Few, Field, Payload, Product, Rows, Shared, Sparse, State, decode
 from tacit.core.store import ClientStore
 from tacit.data.cohort import Federation
 from tacit.data.interactions import Interactions
@@ -64,7 +64,7 @@ def checked(blob: bytes, like: Payload, down: Payload, users: int, n_items: int,
     if len(blob) > most_bytes(like, len(down.ids)):
         raise Refused(f"{len(blob):,} bytes, more than {most_bytes(like, len(down.ids)):,}")
     try:
-        up = decode(blob)
+        up = decode(blob, most_bytes(like, len(down.ids)))
     except BadPayload as error:
         raise Refused(str(error)) from error
     if sorted(up.ids.tolist()) != sorted(down.ids.tolist()):
@@ -99,7 +99,7 @@ def _check_form(name: str, field: Field, like: Field) -> None:
     kind = Each if isinstance(like, Rows | Product) else type(like)  # both are written out on the wire
     if type(field) is not kind:
         raise Refused(f"'{name}' is {type(field).__name__.lower()}, not {kind.__name__.lower()}")
-    if not isinstance(like, Shared) and not isinstance(field, Shared) and field.private != like.private:
+    if not isinstance(like, Shared | Few) and not isinstance(field, Shared | Few) and field.private != like.private:
         raise Refused(f"'{name}' is marked {'private' if field.private else 'public'}, and is not")
     if isinstance(field, Sparse) and isinstance(like, Sparse):
         if field.shape != like.shape:

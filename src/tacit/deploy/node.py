@@ -17,7 +17,7 @@ import torch
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.local import local_round
 from tacit.core.method import Method
-from tacit.core.payload import Each, Payload, Shared, Sparse, decode, stacked
+from tacit.core.payload import Each, Few, Field, Payload, Shared, Sparse, decode, stacked
 from tacit.core.store import ClientStore
 from tacit.data.interactions import Interactions
 from tacit.deploy.job import Job
@@ -314,10 +314,15 @@ def _newcomer(work: Work, down: Payload, user: str) -> torch.Tensor:
     return fleet.scores_of_on(lambda _: alone, number, "test").clone()
 
 
-def _typical(field: Shared | Each | object) -> Shared | Each:
-    """What a client gets that the server does not know: what all get, or the mean of what this node's clients got."""
+def _typical(field: Field) -> Shared | Each | Few:
+    """What a client gets that the server does not know: what all get, or the mean of what this node's clients got.
+
+    Of what groups of clients get, that of the first of them on this node: the smallest.
+    """
     if isinstance(field, Shared):
         return field
+    if isinstance(field, Few):
+        return Few(field.values, field.group.min(0, keepdim=True).values, field.width)
     if isinstance(field, Sparse):
         raise UserError("this method sends every client cells of its own; a newcomer has to wait for the next run")
     assert isinstance(field, Each)

@@ -119,6 +119,7 @@ def run(asked: Asked, folder: RunFolder, job: Job, link: Link, watch: Watch | No
         rounds=method.length() if method.closed_form else asked.config.rounds or method.length(),
         seed=job.seed,
         fraction=method.fraction,
+        traverse=method.traverse,
         select=asked.config.select,
         evaluate_every=asked.config.evaluate_every,
         patience=asked.config.patience,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit import rng
-from tacit.core.payload import Each, Field, Payload, Product, Rows, Shared, Sparse
+from tacit.core.payload import Cut, Each, Few, Field, Payload, Product, Rows, Shared, Sparse
 from tacit.errors import UserError
 from tacit.privacy.accountant import Noise, local_epsilon, local_ratio
 
@@ -57,7 +57,8 @@ class Mechanism:
         fields: dict[str, Field] = {}
         for name, field in up.fields.items():
             if name in parts:
-                fields[name] = Each(self._noisy(name, parts.pop(name), factor, up.ids, seed, round))
+                noisy = Each(self._noisy(name, parts.pop(name), factor, up.ids, seed, round))
+                fields[name] = Cut(Each(noisy.value * field.mask()), field.columns) if isinstance(field, Cut) else noisy
             else:
                 fields[name] = Each(torch.ones_like(field.dense()), private=False) if self.clips else field
         return Payload(up.ids, fields)
@@ -69,7 +70,7 @@ class Mechanism:
         return local_epsilon(self.noise, self.scale / (2 * self.clip), rounds, self.delta)
 
     def _covers(self, name: str, field: Field) -> bool:
-        return name != "weight" if self.clips else not isinstance(field, Shared) and field.private
+        return name != "weight" if self.clips else not isinstance(field, Shared | Few) and field.private
 
     def _factor(self, parts: Iterable["_Part"], clients: int) -> Tensor:
         """(C,) what every client's changes are multiplied with: at most one."""
@@ -131,8 +132,10 @@ def _part(name: str, field: Field, down: Payload) -> _Part:
             f"'{name}' of the upload is sparse: which cells it names tells more than noise on them could hide; "
             "tally has central differential privacy of its own: --set clip=1 --set dp_noise=1"
         )
-    if isinstance(field, Shared):
-        raise UserError(f"'{name}' of the upload is one value for all clients; noise needs one for each of them")
+    if isinstance(field, Shared | Few):
+        raise UserError(f"'{name}' of the upload is one value for many clients; noise needs one for each of them")
+    if isinstance(field, Cut):  # what noise falls outside a client's columns is not sent
+        field = field.of
     if isinstance(field, Product):  # noise goes on the matrix that is sent, not on its factors
         field = Each(field.dense(), field.private)
     if not field.value.is_floating_point():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Method
-from tacit.core.payload import Each, Field, Payload, Product, Rows, Shared, Sparse, State
+from tacit.core.payload import Cut, Each, Few, Field, Payload, Product, Rows, Shared, Sparse, State
 from tacit.errors import UserError
 from tacit.privacy.fixed_point import FixedPoint, Reals, Words
 from tacit.privacy.secure_sum import Stage, simulate
@@ -125,7 +125,9 @@ class Layout:
 
 
 def _shape(method: Method, name: str, field: Field) -> tuple[int, ...]:
-    """Of one client's value."""
+    """Of one client's value; under a mask there are no columns left out."""
+    if isinstance(field, Cut):
+        field = field.of
     if isinstance(field, Sparse):
         return field.shape
     if isinstance(field, Rows):
@@ -150,5 +152,5 @@ def _field(like: Field, value: Tensor, shape: tuple[int, ...]) -> Field:
     """A field of everybody, of the kind that the clients sent."""
     if isinstance(like, Sparse):
         return Sparse(torch.zeros(len(value)).long(), torch.arange(len(value)), value, shape, like.private)
-    assert not isinstance(like, Shared)
+    assert not isinstance(like, Shared | Few)
     return Each(value.view(1, *shape), like.private)

@@ -1,7 +1,5 @@
 """Several methods and seeds on one ground, as the rows of one table."""
 
-import dataclasses
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,12 +111,17 @@ def is_of(folder: RunFolder, asked: RunConfig) -> bool:
     """Whether a folder holds the run asked for: where it runs does not matter, a method's changed default does."""
     where = ("threads", "chunk", "mapped", "checkpoint_every", "settings")
     written = _plain(config(**folder.run["config"]))  # with what has become an option since
-    method = build(find(asked.method), asked.settings)
+    cls = find(asked.method)
+    method = build(cls, asked.settings)
     one, other = (
         {k: v for k, v in c.items() if k not in where} | {"rounds": c["rounds"] or method.length()}
         for c in (written, _plain(asked))
     )
-    return one == other and bool(folder.run["settings"] == json.loads(json.dumps(dataclasses.asdict(method))))
+    try:
+        before = build(cls, folder.run["settings"])  # with what has become a setting since
+    except UserError:  # one of its settings is no more
+        return False
+    return one == other and before == method
 
 
 def _plain(asked: RunConfig) -> dict[str, Any]:

@@ -375,6 +375,7 @@ def _plan(configuration: RunConfig, method: Method) -> Plan:
         rounds=method.length() if method.closed_form else configuration.rounds or method.length(),
         seed=configuration.seed,
         fraction=method.fraction,
+        traverse=method.traverse,
         select=configuration.select,
         evaluate_every=configuration.evaluate_every,
         patience=configuration.patience,
