@@ -74,6 +74,11 @@ CASES = {
         },
         rounds=20,
     ),
+    "hetefedrec": Case(
+        quick={"widths": (2, 4, 8), "layers": (4,), "distil_items": 20},
+        planted={"lr": 1.0, "table_lr": 5.0, "init": 0.5, "fraction": 1.0, "layers": (32,), "batch": 0},
+        rounds=60,
+    ),
     "lightgcn": Case(quick={"dim": 8}, planted={}, rounds=20),
     "localmf": Case(quick={"dim": 8, "aggregate_from": 1}),
     "fedrap": Case(
