@@ -504,9 +504,10 @@ def data_import(
     item: Annotated[str, typer.Option("--item", help="column of item ids")] = "item",
     time: Annotated[str | None, typer.Option("--time", help="column of times")] = None,
     title: Annotated[str | None, typer.Option("--title", help="column of item titles")] = None,
+    group: Annotated[str | None, typer.Option("--group", help="column of the class of a user's device")] = None,
 ) -> None:
     """Take in your own CSV or Parquet file; afterwards it is a data set like any other."""
-    data = imported.import_file(file, name, user, item, time, title)
+    data = imported.import_file(file, name, user, item, time, title, group)
     out.print(f"imported [bold]{name}[/bold]; try: tacit run --data {name}")
     for line in report.data_figures(summarise(data)):
         out.print(line, markup=False)

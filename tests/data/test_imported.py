@@ -55,6 +55,24 @@ def test_columns_are_named_by_option(folder: Path) -> None:
     assert (rows(data), times(data), data.title(0)) == ([("1", "2")], [30.0], "X")
 
 
+def test_a_column_may_say_what_device_a_user_has(folder: Path) -> None:
+    text = "user,item,group\nbob,1,\nann,1,large\nbob,2, small \ncid,1,\nbob,3,small\n"
+    data = import_file(write(folder, text), "mine")
+    assert data.groups is not None
+    assert dict(zip(data.user_ids, data.groups, strict=True)) == {"ann": "large", "bob": "small", "cid": ""}
+    plain = import_file(write(folder, text.replace("group", "other")), "plain")
+    assert plain.groups is None
+    assert plain.fingerprint() != data.fingerprint()
+    named = import_file(write(folder, text.replace("group", "other")), "named", group="other")
+    assert named.groups is not None
+    assert named.groups.tolist() == data.groups.tolist()
+    most = data.at_least(2)
+    assert most.groups is not None
+    assert most.groups.tolist() == ["small"]
+    with pytest.raises(UserError, match="line 3: user 'bob' is in the group 'b' and was in 'a' before"):
+        import_file(write(folder, "user,item,group\nbob,1,a\nbob,2,b\n"), "torn")
+
+
 def test_timestamp_is_a_time_too_and_none_is_none(folder: Path) -> None:
     assert times(import_file(write(folder, "user,item,timestamp\n1,2,9\n"), "a")) == [9.0]
     data = import_file(write(folder, "user,item\n1,2\n"), "b")

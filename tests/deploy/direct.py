@@ -40,7 +40,8 @@ def cut(data: Interactions, users: np.ndarray) -> Interactions:
     """The interactions of some users, as their own file would have them."""
     kept = np.isin(data.user, users)
     time = None if data.time is None else data.time[kept]
-    return from_columns("own", data.user_ids[data.user[kept]], data.item_ids[data.item[kept]], time)
+    groups = None if data.groups is None else dict(zip(data.user_ids.tolist(), data.groups.tolist(), strict=True))
+    return from_columns("own", data.user_ids[data.user[kept]], data.item_ids[data.item[kept]], time, groups=groups)
 
 
 def shards(data: Interactions, parts: int) -> list[Interactions]:

@@ -1,5 +1,7 @@
 import logging
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -79,6 +81,20 @@ def test_three_nodes_give_the_server_state_and_metrics_of_the_simulation(tmp_pat
         assert found.users == result.users
         assert found.main == pytest.approx(result.main, abs=1e-6)
         assert (found.sampled99 or {}) == pytest.approx(result.sampled99 or {}, abs=1e-6)
+
+
+def test_nodes_say_what_devices_their_clients_have(tmp_path):
+    plain = few_users(24)
+    names = np.array(["large", "small", ""])[np.arange(24) % 3]
+    names[20:] = ""
+    data = replace(plain, groups=names)
+    settings = {"widths": [2, 3, 5], "distillation": False}
+    fleet, _ = federation_of(tmp_path, data, job_of(data, "hetefedrec", settings))
+    expected, own = simulated(fleet.method, Federation.of_users(split(data, "strict", 0)), rounds=1)
+    found = distributed(fleet, rounds=1)
+    assert expected["group"].tolist() == fleet.method.group(own.federation).tolist()
+    assert [int(g) for g, name in zip(expected["group"], names, strict=True) if name == "large"] == [2] * 7
+    assert all(torch.allclose(found[n].float(), x.float(), atol=1e-5, rtol=1e-5) for n, x in expected.items())
 
 
 def test_a_node_may_be_one_client(tmp_path):

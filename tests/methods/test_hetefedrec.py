@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,9 +14,12 @@ from tacit.core.local import local_round
 from tacit.core.method import Moment
 from tacit.core.payload import Cut, Each, Payload, decode
 from tacit.core.store import ClientStore
+from tacit.data.cohort import Federation
+from tacit.data.splits import split
 from tacit.errors import UserError
 from tacit.methods import find
 from tacit.methods.hetefedrec import HeteFedRec, correlation, divided, similarity, unlikeness
+from tacit.runs.run import run
 from toys import few_clients
 
 SMALL = {"widths": (2, 3, 5), "layers": (4,), "distil_items": 15, "init": 0.5}
@@ -45,6 +49,39 @@ def test_groups_are_in_the_ratio_asked_for_and_go_by_interactions():
     assert divided(sizes, (1, 0, 0)).tolist() == [0] * 10
     assert torch.bincount(divided(np.arange(6040), (5, 3, 2))).tolist() == [3020, 1812, 1208]
     assert torch.bincount(divided(np.arange(100), (1, 2, 3, 4))).tolist() == [10, 20, 30, 40]
+
+
+def test_the_data_may_say_which_group_a_client_is_in():
+    """Those of whom they say nothing are divided among themselves."""
+    plain = few_clients(10).split.data
+    names = np.array(["large", "", "small", "", "medium", "", "", "large", "", ""])
+    federation = Federation.of_users(split(replace(plain, groups=names), "strict"))
+    group = made().group(federation)
+    assert group[[0, 2, 4, 7]].tolist() == [2, 0, 1, 2]
+    silent = [1, 3, 5, 6, 8, 9]
+    assert group[silent].tolist() == divided(federation.sizes[silent], (5, 3, 2)).tolist()
+    phones = made(classes=("phone", "tablet", "desktop"))
+    with pytest.raises(UserError, match="unknown group 'large'"):
+        phones.group(federation)
+    assert list(phones.groups(few_clients(10))) == ["phone", "tablet", "desktop"]
+    together = Federation.of_groups(federation.split, 1)
+    with pytest.raises(UserError, match="different groups"):
+        made().group(together)
+
+
+def test_a_run_says_what_each_group_gets_and_costs(tmp_path):
+    summary = run("hetefedrec", data="demo", rounds=1, threads=1, out=tmp_path / "r", settings=SMALL)
+    assert list(summary.group_bytes) == ["small", "medium", "large"]
+    counts = [group["clients"] for group in summary.group_bytes.values()]
+    assert sum(counts) == summary.clients
+    weights = np.array(counts) / sum(counts)
+    assert set(summary.group_bytes) < set(summary.groups)
+    mean = sum(w * summary.groups[g]["HR@10"] for w, g in zip(weights, summary.group_bytes, strict=True))
+    assert mean == pytest.approx(summary.test["HR@10"])
+    down = [group["down"] for group in summary.group_bytes.values()]
+    assert [group["up"] for group in summary.group_bytes.values()] == down
+    assert summary.bytes_up == summary.bytes_down
+    assert down == sorted(set(down))
 
 
 @pytest.mark.parametrize(

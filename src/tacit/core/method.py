@@ -108,6 +108,10 @@ class Method:
         """The privacy budget spent after so many rounds, where the method itself has one."""
         return None
 
+    def groups(self, federation: Federation) -> dict[str, Tensor]:
+        """Masks over the clients by the name of their group, where a method treats groups differently."""
+        return {}
+
     def init_server(self, federation: Federation) -> State:
         """The server's state before the first round."""
         return {"items": self.noise(federation, "items", federation.n_items, self.dim)}

@@ -68,6 +68,20 @@ class Federation:
             self.members.rows, weights=self.split.train.lengths[self.members.values], minlength=self.n_clients
         ).astype(np.int64)
 
+    @cached_property
+    def labels(self) -> NDArray[np.str_] | None:
+        """(clients,) what the data say of each client's device, empty where nothing; None: of nobody's."""
+        groups = self.split.data.groups
+        if groups is None:
+            return None
+        named = groups[self.members.values]
+        rows, named = self.members.rows[named != ""], named[named != ""]
+        out = np.zeros(self.n_clients, dtype=groups.dtype)
+        out[rows] = named
+        if (out[rows] != named).any():
+            raise UserError(f"users of one client of {self.split.data.name} are in different groups; give it one")
+        return out
+
     def client_of(self, user: int) -> int:
         """The client that holds a user."""
         return int(self.members.rows[np.flatnonzero(self.members.values == user)[0]])

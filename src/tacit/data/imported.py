@@ -32,15 +32,17 @@ def import_file(
     item: str = "item",
     time: str | None = None,
     title: str | None = None,
+    group: str | None = None,
 ) -> Interactions:
     """Read a file of interactions and keep it under a name, replacing an earlier import of that name.
 
-    `user`, `item`, `time` and `title` name columns. Without `time`, a column called "time" or "timestamp" is
-    used where there is one; without `title`, one called "title". Ids may be anything that can be written as
-    text; times are numbers or ISO dates. Every other column is ignored.
+    `user`, `item`, `time`, `title` and `group` name columns. Without `time`, a column called "time" or "timestamp" is
+    used where there is one; without `title`, one called "title"; without `group`, the class of a user's device, one
+    called "group". Ids may be anything that can be written as text; times are numbers or ISO dates. Every other column
+    is ignored.
     """
     _check_name(name)
-    table = _table(Path(path), user, item, time, title)
+    table = _table(Path(path), user, item, time, title, group)
     with writing(stored(name)) as file:
         table.write_parquet(file)
     return load(name)
@@ -67,14 +69,17 @@ def read_items(path: str | Path, item: str = "item") -> tuple[tuple[str, ...], t
     return tuple(ids), tuple(titles.fill_null(ids))
 
 
-def _table(path: Path, user: str, item: str, time: str | None, title: str | None) -> pl.DataFrame:
-    """The file's columns `user`, `item` and, where there are any, `time` and `title`, checked row by row."""
+def _table(
+    path: Path, user: str, item: str, time: str | None, title: str | None, group: str | None = None
+) -> pl.DataFrame:
+    """The file's columns `user`, `item` and, where there are any, `time`, `title` and `group`, checked row by row."""
     table, where = _read(path)
     if not table.height:
         raise UserError(f"{path.name} holds no rows; it needs at least one interaction below its header")
     time = time or next((column for column in ("time", "timestamp") if column in table.columns), None)
     title = title or ("title" if "title" in table.columns else None)
-    for column in (user, item, time, title):
+    group = group or ("group" if "group" in table.columns else None)
+    for column in (user, item, time, title, group):
         if column is not None and column not in table.columns:
             raise unknown(f"column of {path.name}", column, table.columns)
 
@@ -87,6 +92,8 @@ def _table(path: Path, user: str, item: str, time: str | None, title: str | None
     if title is not None:
         text = table[title].cast(pl.String).str.strip_chars()
         columns.append(text.replace("", None).rename("title"))
+    if group is not None:
+        columns.append(_groups(table[group], columns[0], fail))
     return pl.DataFrame(columns)
 
 
@@ -116,7 +123,10 @@ def _interactions(name: str, table: pl.DataFrame) -> Interactions:
         titled = table.drop_nulls("title").unique("item", keep="first", maintain_order=True)
         titles = dict(titled.select("item", "title").iter_rows())
     time = table["time"].to_numpy() if "time" in table.columns else None
-    return from_columns(name, table["user"].to_numpy(), table["item"].to_numpy(), time, titles)
+    groups = None
+    if "group" in table.columns:
+        groups = dict(table.drop_nulls("group").unique("user", keep="first").select("user", "group").iter_rows())
+    return from_columns(name, table["user"].to_numpy(), table["item"].to_numpy(), time, titles, groups)
 
 
 def _check_name(name: str) -> None:
@@ -236,6 +246,16 @@ def _ids(column: pl.Series, name: str, fail: Fail) -> pl.Series:
     missing = text.is_null() | (text == "").fill_null(False)
     if missing.any():
         raise fail(_first(missing), f"the {name} is empty")
+    return text
+
+
+def _groups(column: pl.Series, users: pl.Series, fail: Fail) -> pl.Series:
+    """Groups as text, null where a row names none; a user is in one."""
+    text = column.cast(pl.String).str.strip_chars().replace("", None).rename("group")
+    first: dict[str, str] = {}
+    for row, (user, group) in enumerate(zip(users, text, strict=True)):
+        if group is not None and first.setdefault(user, group) != group:
+            raise fail(row, f"user '{user}' is in the group '{group}' and was in '{first[user]}' before")
     return text
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -32,6 +33,7 @@ class Interactions:
     item_ids: NDArray[np.str_]  # (n_items,)
     titles: NDArray[np.str_] | None = None  # (n_items,)
     repeats: Ints | None = None  # (n,) further rows of the source with this pair; None: it repeats none
+    groups: NDArray[np.str_] | None = None  # (n_users,) what the source says of a user's device; empty: nothing
     about: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -76,6 +78,8 @@ class Interactions:
             digest.update("\n".join(ids.tolist()).encode())
         for column in (self.user, self.item, self.time):
             digest.update(b"-" if column is None else np.ascontiguousarray(column).tobytes())
+        if self.groups is not None:
+            digest.update("\n".join(self.groups.tolist()).encode())
         return digest.hexdigest()
 
     def at_least(self, count: int) -> "Interactions":
@@ -101,6 +105,7 @@ class Interactions:
             item_ids=self.item_ids[items],
             titles=None if self.titles is None else self.titles[items],
             repeats=None if self.repeats is None else self.repeats[keep],
+            groups=None if self.groups is None else self.groups[users],
             about=self.about | {"min_interactions": str(count)},
         )
 
@@ -111,11 +116,12 @@ def from_columns(
     item: NDArray[np.generic],
     time: NDArray[np.float64] | None = None,
     titles: dict[str, str] | None = None,
+    groups: Mapping[str, str] | None = None,
 ) -> Interactions:
     """Index raw columns: ids of any type, sorted as numbers where all are whole numbers, else as text.
 
     Repeated pairs are folded into their first row and counted. `titles` is keyed by item id; an item without
-    a title is called by its id.
+    a title is called by its id. `groups` is keyed by user id.
     """
     user_ids, user_index = _index(user)
     item_ids, item_index = _index(item)
@@ -132,6 +138,7 @@ def from_columns(
         item_ids=item_ids,
         titles=None if titles is None else np.array([titles.get(i, i) for i in item_ids.tolist()], dtype=np.str_),
         repeats=repeats if repeats.any() else None,
+        groups=None if groups is None else np.array([groups.get(u, "") for u in user_ids.tolist()], dtype=np.str_),
     )
 
 

@@ -33,6 +33,8 @@ from tacit.privacy.secure_fleet import BOUND, Layout
 
 log = logging.getLogger("tacit.server")
 
+MOST_NAME = 60  # letters of a group's name
+
 Ints = NDArray[np.int64]
 M = TypeVar("M", bound=secure_sum.Message)
 
@@ -66,6 +68,7 @@ class Member:
     first_client: int
     dropped: int = 0
     duplicates: int = 0
+    groups: tuple[str, ...] = ()  # what the node says of each client's device; empty: nothing
 
     @property
     def clients(self) -> range:
@@ -95,7 +98,11 @@ class Roll(Federation):
         nothing = Ragged(np.zeros(n_users + 1, dtype=np.int64), np.zeros(0, dtype=np.int64))
         none = np.zeros(0, dtype=np.int64)
         items = np.array(job.items, dtype=np.str_)
-        data = Interactions("nodes", none, none, None, np.zeros(n_users, dtype="<U1"), items)
+        groups = None
+        if any(m.groups for m in members):  # by user: all users of a client have its group
+            named = [group for m in members for group in (m.groups or ("",) * len(m.sizes))]
+            groups = np.array(np.repeat(named, [m.users for m in members]) if job.together else named, dtype=np.str_)
+        data = Interactions("nodes", none, none, None, np.zeros(n_users, dtype="<U1"), items, groups=groups)
         protocol: Any = job.protocol
         split = Split(data, protocol, job.seed, nothing, nothing, nothing, nothing, {}, 0)
         sizes = tuple(size for m in members for size in m.sizes)
@@ -192,6 +199,8 @@ class FlowerFleet:
                 users, sizes = int(packet.head["users"]), [int(size) for size in packet.head["sizes"]]
                 if len(sizes) != (min(users, 1) if self.job.together else users) or min(sizes, default=0) < 0:
                     raise Refused("it announces clients that do not add up")
+                if len(groups := _groups(packet)) not in (0, len(sizes)):
+                    raise Refused(f"it announces {len(groups)} groups for {len(sizes)} clients")
                 if name in self._ids:
                     raise Refused(f"there is already a node '{name}'")
                 before = next((m for m in self.members if m.name == name), None)
@@ -226,6 +235,7 @@ class FlowerFleet:
                 last.clients.stop if last else 0,
                 int(here.head.get("dropped", 0)),
                 int(here.head.get("duplicates", 0)),
+                _groups(here),
             )
         )
         self._enrolled()
@@ -455,6 +465,10 @@ def _counts_clients(method: Method, federation: Federation) -> bool:
     more = replace(federation.members, start=np.append(federation.members.start, federation.members.start[-1]))
     one, other = (method.init_server(Federation(federation.split, m)) for m in (federation.members, more))
     return any(one[name].shape != other[name].shape for name in one)
+
+
+def _groups(here: Packet) -> tuple[str, ...]:
+    return tuple(str(group)[:MOST_NAME] for group in here.head.get("groups", ()))
 
 
 def _of_kind(packet: Packet, kind: str) -> Packet:

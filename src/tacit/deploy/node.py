@@ -120,6 +120,11 @@ class Work:
         federation = shard(self.data, self.job, self.users, 0, 0).federation
         return [int(size) for size in federation.sizes]
 
+    def groups(self) -> list[str]:
+        """What the file says of each client's device, for methods with models of different size."""
+        labels = shard(self.data, self.job, self.users, 0, 0).federation.labels
+        return [] if labels is None else [str(label) for label in labels]
+
 
 def sent(payload: Payload) -> Callable[[torch.Tensor], Payload]:
     """What came for chosen clients of a payload."""
@@ -196,6 +201,7 @@ class Node:
                 "name": self.name,
                 "users": len(work.users),
                 "sizes": work.sizes(),
+                "groups": work.groups(),
                 "dropped": work.dropped,
                 "duplicates": work.data.duplicates,
             },

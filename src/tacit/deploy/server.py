@@ -222,6 +222,7 @@ def _finish(
         test=test.main,
         test_sampled99=test.sampled99,
         groups={},
+        group_bytes={},
         bytes_up=sum(r.bytes_up for r in progress.history) + int(beside["bytes_up"]),
         bytes_down=sum(r.bytes_down for r in progress.history) + int(beside["bytes_down"]),
         clients=fleet.federation.n_clients,
@@ -255,4 +256,7 @@ def _members(folder: RunFolder) -> list[Member]:
     path = folder.path / "nodes.json"
     if not path.exists():
         return []
-    return [Member(**m | {"sizes": tuple(m["sizes"])}) for m in json.loads(path.read_text())["members"]]
+    return [
+        Member(**m | {"sizes": tuple(m["sizes"]), "groups": tuple(m.get("groups", ()))})
+        for m in json.loads(path.read_text())["members"]
+    ]

@@ -55,6 +55,7 @@ def known(data: Interactions, job: Job) -> Known:
         item_ids=np.array(job.items, dtype=np.str_),
         titles=None if job.titles is None else np.array(job.titles, dtype=np.str_),
         repeats=None if data.repeats is None else data.repeats[kept],
+        groups=data.groups,
     )
     return Known(fresh, int((~kept).sum()) + repeats)
 
@@ -71,6 +72,12 @@ def shard(data: Interactions, job: Job, users: list[str], first_user: int, first
     mine = new >= 0
     ids = np.zeros(first_user + len(users), dtype=f"<U{max(map(len, users), default=1)}")
     ids[first_user:] = users
+    groups = None
+    if data.groups is not None:
+        groups = np.zeros(len(ids), dtype=data.groups.dtype)
+        groups[[number[user] for user in data.user_ids.tolist() if user in number]] = [
+            group for user, group in zip(data.user_ids.tolist(), data.groups, strict=True) if user in number
+        ]
     placed = Interactions(
         name=data.name,
         user=new[mine],
@@ -80,6 +87,7 @@ def shard(data: Interactions, job: Job, users: list[str], first_user: int, first
         item_ids=data.item_ids,
         titles=data.titles,
         repeats=None if data.repeats is None else data.repeats[mine],
+        groups=groups,
     )
     count = min(len(users), 1) if job.together else len(users)
     own = np.arange(first_user, first_user + len(users))

@@ -111,7 +111,8 @@ def _node(data: str, least: int, folder: str, number: int, total: int, method: s
     whole, name = _whole(data, least), names(total)[number]
     mine = np.isin(whole.user, np.array_split(np.arange(whole.n_users), total)[number])
     times = None if whole.time is None else whole.time[mine]
-    own = from_columns(data, whole.user_ids[whole.user[mine]], whole.item_ids[whole.item[mine]], times)
+    groups = None if whole.groups is None else dict(zip(whole.user_ids.tolist(), whole.groups.tolist(), strict=True))
+    own = from_columns(data, whole.user_ids[whole.user[mine]], whole.item_ids[whole.item[mine]], times, groups=groups)
     return Node(own, Path(folder) / name, name, threads=1, allow=(method,))
 
 

@@ -18,7 +18,7 @@ from tacit.core.optim import Optimizer, Stacked
 from tacit.core.payload import Cut, Each, Few, Payload, Rows, State
 from tacit.core.scorers import Chosen, pair_bce, pick, row_bce
 from tacit.data.cohort import Batch, Cohort, Federation
-from tacit.errors import UserError
+from tacit.errors import UserError, unknown
 from tacit.methods.lightgcn import graph, halves, propagate
 
 TINY = 1e-12  # of a variance or a squared length that divides
@@ -31,11 +31,12 @@ class HeteFedRec(Method):
     Symbols: N_a -> widths, V_a -> items_0, items_1, … on the server and items on a client, Θ_a -> a stretch of theta,
     α -> decorrelation, V_kd -> distil_items. Every client of group a scores FFN_a([u, v]), behind a propagation over
     its own graph where `backbone` is lightgcn. Variants are the baselines of Sec. V-C; `direct` is the method without
-    its three parts. Choices where the paper is silent: docs/decisions/0017-hetefedrec.md.
+    its three parts. Choices where the paper is silent: docs/decisions/0019-hetefedrec.md.
     """
 
     widths: tuple[int, ...] = (8, 16, 32)  # N_s, N_m, N_l, or as many as there are groups
     ratio: tuple[float, ...] = (5, 3, 2)  # of the groups' numbers of clients, those with few interactions first
+    classes: tuple[str, ...] = ("small", "medium", "large")  # what a column `group` in the data calls the groups
     variant: Literal["hete", "small", "large", "exclusive", "standalone", "clustered", "direct"] = "hete"
     backbone: Literal["ncf", "lightgcn"] = "ncf"
     dual: bool = True  # unified dual-task learning: a client trains the narrower models on its first columns, too
@@ -130,9 +131,29 @@ class HeteFedRec(Method):
 
     # groups
 
-    def groups(self, federation: Federation) -> Tensor:
-        """(n_clients,) the group of each client, 0 the one with the narrowest table."""
-        return divided(federation.sizes, self.ratio)
+    def group(self, federation: Federation) -> Tensor:
+        """(n_clients,) 0 for the narrowest table: what the data say of a client, or else its share of the others."""
+        labels = federation.labels
+        if labels is None:
+            return divided(federation.sizes, self.ratio)
+        names = self._names
+        for label in sorted(set(labels.tolist()) - {"", *names}):
+            raise unknown("group", label, names)
+        out = torch.tensor([names.index(label) if label else 0 for label in labels.tolist()], dtype=torch.long)
+        silent = torch.from_numpy(labels == "")
+        out[silent] = divided(federation.sizes[silent.numpy()], self.ratio)
+        return out
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """Of the groups."""
+        named = len(self.classes) == len(self.widths)
+        return self.classes if named else tuple(f"group {n}" for n in range(1, len(self.widths) + 1))
+
+    def groups(self, federation: Federation) -> dict[str, Tensor]:
+        """Masks over the clients, whichever model a variant gives them."""
+        group = self.group(federation)
+        return {name: group == n for n, name in enumerate(self._names)}
 
     def model(self, group: Tensor) -> Tensor:
         """The model that a group has."""
@@ -178,7 +199,7 @@ class HeteFedRec(Method):
                 parts += [unit * (2 / rows) ** 0.5, torch.zeros(columns)]
         own = {f"items_{a}": table[:, :width].clone() for a, width in enumerate(self.sizes)}
         shared = {} if self.alone else own | {"theta": torch.cat(parts)}
-        return shared | {"group": self.groups(federation)}
+        return shared | {"group": self.group(federation)}
 
     def init_clients(self, federation: Federation, ids: Tensor) -> State:
         """A model of their own for those who train alone: all start from the same."""

@@ -133,14 +133,18 @@ def skew(found: Sequence[Group]) -> Table:
 
 
 def groups(summary: Summary) -> Table:
-    """The main metrics by users' activity."""
+    """The main metrics by users' activity and by the method's own groups, these with what a client sends in a round."""
     shown = [metric for metric, sampled in columns(summary.protocol) if not sampled]
     table = _table(f"{summary.method} by users' activity")
     table.add_column("users with")
-    for metric in shown:
+    for metric in (*shown, *(("down a round", "up a round") if summary.group_bytes else ())):
         table.add_column(metric, justify="right")
     for name, metrics in summary.groups.items():
-        table.add_row(name, *(f"{metrics[m]:.4f}" for m in shown))
+        cells = [f"{metrics[m]:.4f}" for m in shown]
+        if own := summary.group_bytes.get(name):
+            name = f"a {name} model: {own['clients']:,}"
+            cells += [size(own["down"]), size(own["up"])]
+        table.add_row(name, *cells)
     return table
 
 

@@ -17,6 +17,7 @@ import torch
 
 from tacit.config import RunConfig, build, config
 from tacit.core.fleet import SimulatedFleet, Traffic
+from tacit.core.local import local_round
 from tacit.core.method import Method
 from tacit.core.payload import State
 from tacit.core.rounds import Plan, Progress, federate, participation, sample
@@ -52,7 +53,7 @@ class Summary:
     valid: Metrics
     test: Metrics
     test_sampled99: Metrics | None
-    groups: dict[str, Metrics]  # of `test`, by users' activity
+    groups: dict[str, Metrics]  # of `test`, by users' activity and, where the method has any, by its groups of clients
     bytes_up: int
     bytes_down: int
     bytes_to_rank: float  # what a client downloads before it can rank, on average
@@ -68,6 +69,7 @@ class Summary:
     duplicates: int
     settings: dict[str, Any] = field(default_factory=dict)
     folder: str = ""
+    group_bytes: dict[str, dict[str, int]] = field(default_factory=dict)  # clients; a client's bytes a round, by group
     ldp: dict[str, Any] | None = None  # the noise on uploads, and `epsilon_round`, what a round costs a client
     dp: dict[str, Any] | None = None  # the noise on secure sums, likewise
 
@@ -127,7 +129,7 @@ class Run:
         progress = federate(self.method, self.fleet, validate, self.plan, record, progress, budget)
         progress.server = {}  # some have a table for every client, and the best round's comes from its file
         best = self.load_best()
-        test = evaluator(self.fleet.scores(best, "test"), "test", by_activity(self.split))
+        test = evaluator(self.fleet.scores(best, "test"), "test", by_activity(self.split) | self.groups())
         chosen = next((r for r in progress.history if r.round == progress.best_round), progress.history[-1])
         summary = Summary(
             method=self.config.method,
@@ -153,6 +155,7 @@ class Run:
             settings=dataclasses.asdict(self.method),
             folder=str(self.folder.path),
             ldp=_stated(noise, Mechanism, cost=True),
+            group_bytes=self.bytes_by_group(best),
             dp=_stated(noise, SharedNoise, cost=True),
             **now_spent(),
         )
@@ -173,6 +176,30 @@ class Run:
         ids = sample(self.fleet.federation.n_clients, 256, self.config.seed, 0)
         down = self.method.downlink(server, ids)
         return self.method.serving_bytes(down, self.fleet.federation.people(ids)) / len(ids)
+
+    def groups(self) -> dict[str, torch.Tensor]:
+        """Masks over the users by the method's groups of clients."""
+        members = self.fleet.federation.members
+        out: dict[str, torch.Tensor] = {}
+        for name, clients in self.method.groups(self.fleet.federation).items():
+            users = members.values[clients.numpy()[members.rows]]
+            out[name] = torch.zeros(self.split.n_users, dtype=torch.bool)
+            out[name][torch.from_numpy(users)] = True
+        return {name: users for name, users in out.items() if users.any()}
+
+    def bytes_by_group(self, server: State) -> dict[str, dict[str, int]]:
+        """How many clients a group has, and what one of them receives and sends in a round, tried on one."""
+        out = {}
+        federation = self.fleet.federation
+        for name, clients in self.method.groups(federation).items():
+            ids = clients.nonzero().flatten()
+            if len(ids):
+                one = ids[:1]
+                data = federation.cohort(one, 1, self.method.negatives, self.method.every_row)
+                down = self.method.downlink(server, one)
+                up = local_round(self.method, self.fleet.store.read(data, training=True), down, data)[1]
+                out[name] = {"clients": len(ids), "down": down.nbytes(), "up": up.nbytes()}
+        return out
 
     def recommend(self, user_id: str, k: int = 10) -> list[Recommendation]:
         """The k best items the user has not touched, as its own device would rank them."""
