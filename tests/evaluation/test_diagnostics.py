@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tacit.evaluation.diagnostics import information_abundance, spectrum, variance
+from tacit.evaluation.diagnostics import collapse, information_abundance, spectrum, variance
 
 
 def rotation(angle):
@@ -55,3 +55,11 @@ def test_neither_turning_nor_scaling_changes_the_abundance():
     table = torch.randn(9, 2, generator=torch.Generator().manual_seed(1))
     one, other = (information_abundance(spectrum(x)) for x in (table, 3 * table @ rotation(1.1)))
     assert one.item() == pytest.approx(other.item(), rel=1e-6)
+
+
+def test_collapse_is_the_variance_of_the_covariance_matrixs_singular_values():
+    tables = torch.randn(2, 30, 4, generator=torch.Generator().manual_seed(2)) * torch.tensor([3.0, 1.0, 1.0, 0.1]) + 5
+    for table, found in zip(tables.double().numpy(), collapse(tables), strict=True):
+        covariance = np.cov(table.T, bias=True)
+        assert found.item() == pytest.approx(np.linalg.svd(covariance, compute_uv=False).var(), rel=1e-6)
+    assert collapse(tables[0]).item() == pytest.approx(collapse(tables)[0].item())

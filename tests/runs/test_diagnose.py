@@ -75,6 +75,18 @@ def test_every_validated_round_is_recorded(tmp_path):
     assert diagnose.recorded(tmp_path) == []
 
 
+def test_tables_of_different_width_by_group(tmp_path):
+    run = finished(tmp_path / "run", "hetefedrec", {"widths": (2, 3, 5), "layers": (4,)})
+    found = {(d.of, d.table, d.group): d for d in diagnose.best(run)}
+    server = run.load_best()
+    for name in ("items_0", "items_1", "items_2"):
+        values = np.linalg.svd(np.cov(server[name].double().numpy().T, bias=True), compute_uv=False)
+        assert found["server", name, "everyone"].collapse == pytest.approx(values.var(), rel=1e-5)
+    widest = found["clients", diagnose.RANKED, "large"]
+    assert widest.spectrum == pytest.approx(np.linalg.svd(server["items_2"].double(), compute_uv=False), rel=1e-5)
+    assert found["clients", diagnose.RANKED, "small"].spectrum[2:] == pytest.approx([0, 0, 0])
+
+
 def test_a_method_without_a_table(tmp_path):
     with pytest.raises(UserError, match="popularity trains no item table"):
         diagnose.best(finished(tmp_path / "run", "popularity", {}))

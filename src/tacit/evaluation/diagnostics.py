@@ -28,5 +28,11 @@ def information_abundance(singular: Tensor) -> Tensor:
 
 
 def variance(singular: Tensor) -> Tensor:
-    """The variance of the singular values (HeteFedRec's Table V): 0 where a table uses all dimensions alike."""
+    """The variance of the singular values: 0 where a table uses all dimensions alike."""
     return singular.var(-1, correction=0)
+
+
+def collapse(tables: Tensor) -> Tensor:
+    """The variance of the singular values of a table's covariance matrix (HeteFedRec's Eq. 12 and Table V), (…)."""
+    centred = tables.double() - tables.double().mean(-2, keepdim=True)
+    return variance(spectrum(centred).square() / tables.shape[-2])

@@ -133,7 +133,7 @@ def _part(name: str, field: Field, down: Payload) -> _Part:
             "tally has central differential privacy of its own: --set clip=1 --set dp_noise=1"
         )
     if isinstance(field, Shared | Few):
-        raise UserError(f"'{name}' of the upload is one value for many clients; noise needs one for each of them")
+        raise UserError(f"'{name}' of the upload is one value for all clients; noise needs one for each of them")
     if isinstance(field, Cut):  # what noise falls outside a client's columns is not sent
         field = field.of
     if isinstance(field, Product):  # noise goes on the matrix that is sent, not on its factors

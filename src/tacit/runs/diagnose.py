@@ -2,17 +2,19 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tacit.core.payload import State
 from tacit.core.rounds import Plan, Progress
 from tacit.errors import UserError
-from tacit.evaluation.diagnostics import information_abundance, spectrum, variance
+from tacit.evaluation.diagnostics import collapse, information_abundance, spectrum, variance
 from tacit.evaluation.protocol import by_activity
 from tacit.runs.run import Run, Watch
 
@@ -33,6 +35,7 @@ class Diagnosis:
     abundance: float  # information abundance
     variance: float  # of the singular values
     spectrum: Sequence[float]  # singular values, the largest first
+    collapse: float = math.nan  # variance of the covariance matrix's singular values (HeteFedRec's Table V)
 
 
 def diagnose(run: Run, server: State, round: int) -> list[Diagnosis]:
@@ -44,17 +47,22 @@ def diagnose(run: Run, server: State, round: int) -> list[Diagnosis]:
     out = []
     for name, leaf in server.items():
         if leaf.dim() == 2 and leaf.shape[0] == M and leaf.is_floating_point():
-            out.append(_mean(round, name, "server", "everyone", spectrum(leaf)[None]))
+            out.append(_mean(round, name, "server", "everyone", spectrum(leaf)[None], collapse(leaf)[None]))
     groups = {"everyone": torch.ones(federation.n_clients, dtype=torch.bool)}
     if federation.n_clients == federation.n_users:  # clients of many users have no one activity
         groups |= by_activity(run.split)
-    found: dict[str, list[Tensor]] = {}
+    groups |= method.groups(federation)
+    found: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for ids in torch.split(torch.arange(federation.n_clients), BLOCK):
         for name, tables in _tables(run, server, ids):
             found.setdefault(name, []).append(_spectra(tables))
     for name, parts in found.items():
-        values = torch.cat(parts)  # (clients, d)
-        out += [_mean(round, name, "clients", g, values[inside]) for g, inside in groups.items() if inside.any()]
+        wide = max(part.shape[1] for part, _ in parts)
+        values = torch.cat([F.pad(part, (0, wide - part.shape[1])) for part, _ in parts])  # (clients, d)
+        uneven = torch.cat([part for _, part in parts])
+        for g, inside in groups.items():
+            if inside.any():
+                out.append(_mean(round, name, "clients", g, values[inside], uneven[inside]))
     return out
 
 
@@ -71,12 +79,14 @@ def _tables(run: Run, server: State, ids: Tensor) -> Iterator[tuple[str, Tensor]
             yield name, leaf
 
 
-def _spectra(tables: Tensor) -> Tensor:
-    """(C, d); where all clients have the same table in memory it is looked at once."""
-    return spectrum(tables) if tables.stride(0) else spectrum(tables[:1]).expand(len(tables), -1)
+def _spectra(tables: Tensor) -> tuple[Tensor, Tensor]:
+    """(C, d) singular values and (C,) collapse; where all clients have one table in memory it is looked at once."""
+    if tables.stride(0):
+        return spectrum(tables), collapse(tables)
+    return spectrum(tables[:1]).expand(len(tables), -1), collapse(tables[:1]).expand(len(tables))
 
 
-def _mean(round: int, table: str, of: str, group: str, values: Tensor) -> Diagnosis:
+def _mean(round: int, table: str, of: str, group: str, values: Tensor, uneven: Tensor) -> Diagnosis:
     return Diagnosis(
         round=round,
         table=table,
@@ -86,6 +96,7 @@ def _mean(round: int, table: str, of: str, group: str, values: Tensor) -> Diagno
         abundance=float(information_abundance(values).mean()),
         variance=float(variance(values).mean()),
         spectrum=values.mean(0).tolist(),
+        collapse=float(uneven.mean()),
     )
 
 

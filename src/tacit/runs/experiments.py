@@ -27,7 +27,18 @@ FIGURES: dict[str, tuple[str, Callable[[Summary], float | None]]] = {
     "cpu": ("CPU s", lambda s: s.cpu_seconds / s.rounds),
     "memory": ("peak MB", lambda s: s.peak_memory_mb),
     "epsilon": ("ε", lambda s: s.epsilon),
+    "small": ("NDCG@20, small", lambda s: s.groups.get("small", {}).get("NDCG@20")),
+    "medium": ("NDCG@20, medium", lambda s: s.groups.get("medium", {}).get("NDCG@20")),
+    "large": ("NDCG@20, large", lambda s: s.groups.get("large", {}).get("NDCG@20")),
+    "bytes-small": ("kB, small", lambda s: _kilobytes(s, "small")),
+    "bytes-medium": ("kB, medium", lambda s: _kilobytes(s, "medium")),
+    "bytes-large": ("kB, large", lambda s: _kilobytes(s, "large")),
 }
+
+
+def _kilobytes(summary: Summary, group: str) -> float | None:
+    """What a client of a group sends in a round."""
+    return summary.group_bytes[group]["up"] / 1e3 if group in summary.group_bytes else None
 
 
 class _Part(BaseModel):

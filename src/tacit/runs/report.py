@@ -151,10 +151,21 @@ def groups(summary: Summary) -> Table:
 def diagnostics(found: Sequence[Diagnosis]) -> Table:
     """How tables use their dimensions: means over the tables of a group."""
     table = _table("singular values of item tables, means over tables")
-    for heading in ("round", "table", "users", "tables", "information abundance", "variance", "largest", "smallest"):
+    headings = (
+        "round",
+        "table",
+        "users",
+        "tables",
+        "abundance",
+        "variance",
+        "of the covariance's",
+        "largest",
+        "smallest",
+    )
+    for heading in headings:
         table.add_column(heading, justify="left" if heading in ("table", "users") else "right")
     for d in found:
-        cells = (f"{d.abundance:.2f}", f"{d.variance:.3g}", f"{d.spectrum[0]:.3g}", f"{d.spectrum[-1]:.3g}")
+        cells = (f"{d.abundance:.2f}", *(f"{x:.3g}" for x in (d.variance, d.collapse, d.spectrum[0], d.spectrum[-1])))
         table.add_row(str(d.round), f"{d.of}: {d.table}", d.group, str(d.tables), *cells)
     return table
 
