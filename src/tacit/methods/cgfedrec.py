@@ -18,6 +18,7 @@ from tacit.data.cohort import Batch, Cohort, Federation
 from tacit.methods.pfedrec import PFedRec
 
 TILE = 512  # rows of a tile of the similarity matrix: it stays in the cache
+CACHED = 2**18  # values of the tables that are worked on at a time, for the same reason
 
 
 @dataclass(frozen=True)
@@ -150,28 +151,30 @@ def alignment(
     """
     # exp((z·z' − 1) / τ) leaves the range of float32 below e^−87
     exact = table.double() if temperature < 0.025 else table
-    norm = exact.norm(dim=-1, keepdim=True).clamp(min=1e-12)
-    z = exact / norm  # (C, m, d), Eq. 7
+    C, m, d = table.shape
     size = torch.bincount(labels)
     others = (size - 1)[labels]  # (m,) n_i, positives of an item
-    counts = (others > 0).to(z.dtype)  # an item alone in its cluster has no term
+    counts = (others > 0).to(exact.dtype)  # an item alone in its cluster has no term
     each = counts / others.clamp(min=1)
-    values, slopes = [], torch.empty_like(z)
-    for c, own in enumerate(z):
-        sums = torch.zeros(len(size), z.shape[2], dtype=z.dtype).index_add_(0, labels, own)[labels]  # S_c(i), (m, d)
-        near = sums - own
-        value = -(each * (own * near).sum(1)).sum() / temperature
-        # z_j is in the numerator of its own row and of its cluster's other rows, all with the same n
-        slope = -2 * each[:, None] * near / temperature
+    scale = temperature / (base * m)
+    value, slopes = table.new_empty(C), torch.empty_like(table)
+    some = 1 if anchors is None else max(CACHED // (m * d), 1)  # clients at a time
+    for first in range(0, C, some):
+        here = slice(first, first + some)
+        norm = exact[here].norm(dim=-1, keepdim=True).clamp(min=1e-12)
+        z = exact[here] / norm  # (c, m, d), Eq. 7
+        sums = z.new_zeros(len(z), len(size), d).index_add_(1, labels, z)  # S_c
+        near = sums.index_select(1, labels).sub_(z)
         if anchors is None:
-            log, pull = _denominators(own, counts, temperature)
+            log, pull = (x[None] for x in _denominators(z[0], counts, temperature))
         else:
-            log, pull = _some_denominators(own, counts, temperature, anchors[c])
-        values.append(value + log)
-        slopes[c] = slope + pull
-    scale = temperature / (base * table.shape[1])
-    slopes = (slopes - (slopes * z).sum(-1, keepdim=True) * z) / norm * scale  # through the normalisation
-    return (torch.stack(values) * scale).to(table.dtype), slopes.to(table.dtype)
+            log, pull = _some_denominators(z, counts, temperature, anchors[here])
+        value[here] = scale * (log - (each * (z * near).sum(2)).sum(1) / temperature)
+        # z_j is in the numerator of its own row and of its cluster's other rows, all with the same n
+        slope = near.mul_((-2 / temperature) * each[:, None]).add_(pull)
+        slope -= (slope * z).sum(-1, keepdim=True) * z  # through the normalisation
+        slopes[here] = slope.div_(norm).mul_(scale)
+    return value, slopes
 
 
 def _denominators(z: Tensor, counts: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -206,14 +209,18 @@ def _denominators(z: Tensor, counts: Tensor, temperature: float) -> tuple[Tensor
 
 
 def _some_denominators(z: Tensor, counts: Tensor, temperature: float, anchors: Tensor) -> tuple[Tensor, Tensor]:
-    """The same estimated from the rows of the anchors (a,)."""
-    chosen, weight = z[anchors], counts[anchors] * (len(z) / len(anchors))
-    tile = torch.mm(chosen, z.T).sub_(1).div_(temperature).exp_()  # (a, m)
-    tile[torch.arange(len(anchors)), anchors] = 0
-    total = tile.sum(1).clamp(min=torch.finfo(z.dtype).tiny)
-    share = (weight / total)[:, None]
-    slope = torch.mm(tile.T, share * chosen).index_add_(0, anchors, share * torch.mm(tile, z))
-    return (weight * (total.log() + 1 / temperature)).sum(), slope / temperature
+    """The same of several clients, (c,) and (c, m, d), estimated from the rows of their anchors (c, a)."""
+    places = anchors[..., None]
+    rows = places.expand(-1, -1, z.shape[2])
+    chosen, weight = z.gather(1, rows), counts[anchors] * (z.shape[1] / anchors.shape[1])
+    tile = torch.baddbmm(
+        z.new_full((1, 1, 1), -1 / temperature), chosen, z.mT, alpha=1 / temperature
+    ).exp_()  # (c, a, m)
+    tile.scatter_(2, places, 0)
+    total = tile.sum(2).clamp(min=torch.finfo(z.dtype).tiny)
+    share = (weight / total)[..., None]
+    slope = torch.bmm(tile.mT, share * chosen).scatter_add_(1, rows, share * torch.bmm(tile, z))
+    return (weight * (total.log() + 1 / temperature)).sum(1), slope / temperature
 
 
 class _Alignment(torch.autograd.Function):
