@@ -453,6 +453,51 @@ def node_command(
         )
 
 
+@app.command("virtual")
+def virtual_command(
+    method: Annotated[str, typer.Argument(help="`tacit methods` names them")],
+    folder: Annotated[Path, typer.Option("--out", help="the run's folder; one that was begun is gone on with")],
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="virtual nodes; each carries a shard of the users")] = 4,
+    data: DataName = "ml-100k",
+    protocol: ProtocolName = "strict",
+    rounds: Rounds = None,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+    settings: Settings = None,
+    plug: Plug = None,
+    ldp: Noise = None,
+    min_interactions: AtLeast = 0,
+    select: Select = "NDCG@10",
+    evaluate_every: Every = 1,
+    patience: Patience = 0,
+    cpus: Annotated[float, typer.Option("--cpus", min=0.01, help="cores of a node: how many run at once")] = 1,
+    ray: Annotated[str | None, typer.Option("--ray", help="address of a Ray cluster, as in auto; none: here")] = None,
+    deadline: Annotated[float, typer.Option("--deadline", min=0.1, help="seconds a round waits for replies")] = 3600,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate across processes or machines: virtual nodes on Ray, through Flower's simulation engine."""
+    from tacit.deploy import commands
+
+    (method,), of_plug = _plugged([method], plug)
+    asked = config(
+        method=method,
+        data=data,
+        protocol=protocol,
+        rounds=rounds,
+        seed=seed,
+        settings=parse_pairs(settings or []) | of_plug,
+        min_interactions=min_interactions,
+        select=select,
+        evaluate_every=evaluate_every,
+        patience=patience,
+        ldp=ldp,
+    )
+    with stopping(f"start it again to go on with {folder}"):
+        summary = commands.virtual(asked, folder, nodes, deadline, cpus, ray)
+    _table([Row(method, (summary,))])
+    if as_json:
+        print(json.dumps(dataclasses.asdict(summary)))
+
+
 @app.command("methods")
 def methods_command() -> None:
     """Every method, with its settings."""

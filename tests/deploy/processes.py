@@ -1,4 +1,4 @@
-"""A federation of real processes on this machine."""
+"""A federation of real processes on this machine, over TLS and with keys."""
 
 import contextlib
 import os
@@ -9,10 +9,13 @@ import sys
 import time
 from pathlib import Path
 
-from deploy.direct import items_file, shards
+import tacit
+from deploy.direct import items_file
 from tacit.data.interactions import Interactions
+from tacit.deploy import keys
 
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+PATHS = [str(Path(tacit.__file__).parents[1]), str(Path(__file__).parents[1])]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(PATHS)}
 
 
 def free_port() -> int:
@@ -30,54 +33,48 @@ def csv(path: Path, data: Interactions) -> Path:
 class Place:
     """Where a federation runs: its files, its processes, and what they said."""
 
-    def __init__(self, path: Path, data: Interactions, nodes: int, secure: bool = False) -> None:
-        self.path, self.secure, self.port = path, secure, free_port()
+    def __init__(self, path: Path, data: Interactions, own: dict[str, Interactions]) -> None:
+        self.path, self.port = path, free_port()
         self.processes: dict[str, subprocess.Popen] = {}
+        self.hold = path / "hold"
+        self.hold.mkdir()
         items_file(path / "items.csv", data)
-        self.names = [f"n{i}" for i in range(nodes)]
-        for name, own in zip(self.names, shards(data, nodes), strict=True):
-            csv(path / f"{name}.csv", own)
-        if secure:
-            named = [word for name in self.names for word in ("--node", name)]
-            self.tacit("keys", path / "keys", "--host", "127.0.0.1", *named)
+        for name, interactions in own.items():
+            csv(path / f"{name}.csv", interactions)
+        keys.make(path / "keys", ["127.0.0.1"], list(own))
 
-    def tacit(self, *words) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "tacit", *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, cwd=self.path)
-
-    def start(self, name: str, *words) -> subprocess.Popen:
+    def start(self, name: str, *words, **environment) -> subprocess.Popen:
         command = [sys.executable, "-m", "tacit", *map(str, words)]
         with (self.path / f"{name}.out").open("a") as out:
-            process = subprocess.Popen(command, stdout=out, stderr=out, env=ENVIRONMENT, cwd=self.path)
+            process = subprocess.Popen(command, stdout=out, stderr=out, env=ENVIRONMENT | environment, cwd=self.path)
         self.processes[name] = process
         return process
 
     def said(self, name: str) -> str:
         return (self.path / f"{name}.out").read_text()
 
-    def node(self, name: str, *more) -> subprocess.Popen:
-        safe = ["--keys", self.path / "keys" / "nodes" / name] if self.secure else ["--insecure", "--name", name]
-        where = ["--server", f"127.0.0.1:{self.port}", "--folder", self.path / f"{name}.node", "--threads", "1"]
-        return self.start(name, "node", self.path / f"{name}.csv", *where, *safe, *more)
+    def node(self, name: str) -> subprocess.Popen:
+        where = ["--server", f"127.0.0.1:{self.port}", "--folder", self.path / f"{name}.node", "--threads", 1]
+        more = ["--keys", self.path / "keys" / "nodes" / name, "--allow", "deploy.held:Held"]
+        return self.start(name, "node", self.path / f"{name}.csv", *where, *more, TACIT_TEST_HOLD=str(self.hold))
 
-    def server(self, method: str, *more) -> subprocess.Popen:
-        safe = ["--keys", self.path / "keys" / "server"] if self.secure else ["--insecure"]
-        where = ["--catalogue", self.path / "items.csv", "--out", self.path / "run", "--port", self.port]
-        return self.start("server", "server", method, *where, *safe, "--nodes", len(self.names), *more)
+    def server(self, method: str, out: str, nodes: int, *more) -> subprocess.Popen:
+        where = ["--catalogue", self.path / "items.csv", "--out", self.path / out, "--port", self.port]
+        secure = ["--keys", self.path / "keys" / "server", "--nodes", nodes]
+        return self.start("server", "server", method, *where, *secure, *more)
 
-    def finished(self, seconds: float = 1800) -> None:
-        code = self.processes["server"].wait(seconds)
-        assert code == 0, self.said("server")
+    def finished(self) -> None:
+        assert self.processes["server"].wait() == 0, self.said("server")
 
-    def kill(self, name: str) -> None:
-        process = self.processes.pop(name)
-        process.send_signal(signal.SIGKILL)
-        process.wait(10)
+    def kill(self, *names: str) -> None:
+        for name in names:
+            self.processes[name].send_signal(signal.SIGKILL)
+        for name in names:
+            self.processes.pop(name).wait()
 
-    def wait_for(self, name: str, text: str, seconds: float = 1200, times: int = 1) -> None:
-        until = time.monotonic() + seconds
+    def wait_for(self, name: str, text: str, times: int = 1) -> None:
+        """Until a process has said something so often; fails where it has ended, and never because time has passed."""
         while self.said(name).count(text) < times:
-            assert time.monotonic() < until, f"no '{text}' from {name}:\n{self.said(name)}"
             assert self.processes[name].poll() is None, self.said(name)
             time.sleep(0.05)
 
@@ -88,4 +85,4 @@ class Place:
         for process in self.processes.values():
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            process.wait(10)
+            process.wait()

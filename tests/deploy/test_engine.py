@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("flwr")
 
+import httpx
+
 from deploy.processes import free_port
 from tacit.deploy import connection, keys
 from tacit.deploy.connection import Refusal, serve
@@ -88,6 +90,27 @@ def test_a_slow_node_is_left_behind_and_answers_the_next_time():
         assert time.monotonic() - began < 10
         released.set()
         assert dict(engine.ask(dict.fromkeys(there, b"two"), 300)) == dict.fromkeys(there, b"two")
+
+
+def test_a_node_that_dies_while_it_sends_does_not_hold_up_the_others(monkeypatch):
+    port, died = free_port(), threading.Event()
+    push = connection.FleetHttpClient.PushObject
+
+    def cut_off(self, request):
+        if b"never whole" in request.object_content:
+            died.set()
+            raise httpx.ReadError("the line is dead")
+        return push(self, request)
+
+    def second(blob):
+        died.wait(300)
+        return blob
+
+    monkeypatch.setattr(connection.FleetHttpClient, "PushObject", cut_off)
+    with Engine("127.0.0.1", port) as engine, nodes(port, {"a": lambda blob: b"never whole", "b": second}):
+        replies = engine.ask(dict.fromkeys(present(engine, 2), b"one"), 120)
+        assert next(replies)[1] == b"one", "announced later than the one that never comes"
+        replies.close()
 
 
 def test_a_server_that_comes_back_finds_its_nodes(made):

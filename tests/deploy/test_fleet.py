@@ -10,10 +10,11 @@ from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Moment
 from tacit.core.payload import decode
 from tacit.data.cohort import Federation
+from tacit.data.interactions import from_columns
 from tacit.data.ragged import Ragged
 from tacit.data.splits import split
 from tacit.deploy.fleet import Grown, TooFew
-from tacit.deploy.node import Node
+from tacit.deploy.node import Node, recommend
 from tacit.deploy.wire import unpack
 from tacit.evaluation.protocol import Evaluator
 from tacit.methods import known
@@ -70,7 +71,7 @@ def same(one, other):
 @pytest.mark.parametrize("protocol", ["strict", "paper"])
 def test_three_nodes_give_the_server_state_and_metrics_of_the_simulation(tmp_path, name, protocol):
     data = few_users(24)
-    fleet, _ = federation_of(tmp_path, data, job_of(data, name.split("/")[0], METHODS[name], protocol=protocol))
+    fleet, link = federation_of(tmp_path, data, job_of(data, name.split("/")[0], METHODS[name], protocol=protocol))
     server = distributed(fleet)
     divided = split(data, protocol)
     expected, local = simulated(fleet.method, Federation.of_users(divided))
@@ -81,6 +82,23 @@ def test_three_nodes_give_the_server_state_and_metrics_of_the_simulation(tmp_pat
         assert found.users == result.users
         assert found.main == pytest.approx(result.main, abs=1e-6)
         assert (found.sampled99 or {}) == pytest.approx(result.sampled99 or {}, abs=1e-6)
+    if protocol == "strict":
+        serves_a_newcomer(tmp_path / "n1", link.named["n1"].data)
+
+
+def serves_a_newcomer(folder, data):
+    """A user who was not there when the node joined gets a list of its own, and another one with other tastes."""
+    user, item = data.user_ids[data.user], data.item_ids[data.item]
+    lists = []
+    for likes in (item[data.user == 0], item[data.user == 3]):
+        users, items = np.append(user, np.full(len(likes), "newcomer")), np.append(item, likes)
+        more = from_columns("own", users, items, np.arange(float(len(users))))
+        found = recommend(folder, more, "newcomer", 5)
+        lists.append({line.item: line.score for line in found})
+        assert len(found) == 5
+        assert not set(likes.tolist()) & set(lists[-1])
+        assert np.isfinite(list(lists[-1].values())).all()
+    assert lists[0] != lists[1]
 
 
 def test_nodes_say_what_devices_their_clients_have(tmp_path):

@@ -95,6 +95,17 @@ def node(
         )
 
 
+def virtual(asked: RunConfig, out: Path, nodes: int, deadline: float, cpus: float, ray: str | None) -> Summary:
+    """Run rounds over virtual nodes to the end."""
+    import_module("tacit.deploy.flower")  # says in a sentence that Flower is missing, where it is
+    from tacit.deploy.virtual import simulate
+
+    _speak()
+    what = Asked(asked, Path(), nodes, terms=Terms(deadline=deadline), wait=deadline)
+    options: dict[str, Any] = {"address": ray} if ray else {}
+    return simulate(what, out, cpus, **options)
+
+
 def recommend(folder: Path, user: str, k: int) -> tuple[list[str], list[Recommendation]]:
     """(titles of the user's latest items, the k best others), from a node's folder and file alone."""
     written = Vault(folder).json("source.json")

@@ -311,11 +311,14 @@ def _newcomer(work: Work, down: Payload, user: str) -> torch.Tensor:
     alone = Payload(ids, {name: _typical(field) for name, field in down.fields.items()})
     store = ClientStore(work.method, own.federation, clients=own.clients, users=own.users)
     for round in range(1, ALONE + 1):
-        if not work.method.phases(round):
-            break
-        data = own.federation.cohort(ids, round, work.method.negatives, work.method.every_row)
+        if work.method.draws:
+            data = own.federation.cohort(ids, round, work.method.negatives, work.method.every_row)
+        else:
+            data = own.federation.people(ids)
         kept, _, _ = local_round(work.method, store.read(data, training=True), alone, data)
         store.write(data, kept)
+        if not work.method.phases(round):  # what is computed in one go is there after one round
+            break
     fleet = SimulatedFleet(work.method, own.federation, threads=1, store=store)
     return fleet.scores_of_on(lambda _: alone, number, "test").clone()
 
