@@ -13,6 +13,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -86,20 +88,58 @@ def federation(folder: Path, method: str, data: str, nodes: int, rounds: int, se
     difference = max(float((ours[n].double() - theirs[n].double()).abs().max()) for n in theirs)
     summary = RunFolder.open(folder / "run").summary or {}
     lines = [json.loads(line) for line in (folder / "run" / "wire.jsonl").read_text().splitlines()]
-    waited, worked = (float(np.mean([line[key] for line in lines])) for key in ("waited", "worked"))
+    mean = {key: float(np.mean([line[key] for line in lines])) for key in lines[0]}
     return {
         "nodes": nodes,
         "rounds": rounds,
-        "seconds_per_round": float(np.mean([line["seconds"] for line in lines])),
-        "waited_per_round": waited,
-        "nodes_worked_per_round": worked,
-        "flower_per_round": waited - worked,
-        "bytes_up_per_round": float(np.mean([line["bytes_up"] for line in lines])),
-        "bytes_down_per_round": float(np.mean([line["bytes_down"] for line in lines])),
+        "seconds_per_round": mean["seconds"],
+        "waited_per_round": mean["waited"],
+        "nodes_worked_per_round": mean["worked"],
+        "flower_per_round": mean["waited"] - mean["worked"],
+        **flower_alone(keys, names, int(mean["bytes_down"]), int(mean["bytes_up"])),
+        "bytes_up_per_round": mean["bytes_up"],
+        "bytes_down_per_round": mean["bytes_down"],
         "largest_difference_from_simulation": difference,
         "test_ndcg10": summary["test"]["NDCG@10"],
         "simulated_ndcg10": expected.test["NDCG@10"],
     }
+
+
+def flower_alone(keys: Path, names: list[str], down: int, up: int, rounds: int = 5) -> dict[str, float]:
+    """What Flower takes for the messages of a round, both ends in this process and nobody training."""
+    from tacit.deploy.connection import serve
+    from tacit.deploy.engine import Engine
+    from tacit.deploy.keys import allowed, own
+
+    replies = {b"t": bytes(max(1, up // len(names))), b"e": b"metrics"}  # uploads; next to nothing after ranking
+    stop = threading.Event()
+    with Engine(
+        "127.0.0.1", 0, keys / "server" / "server.crt", keys / "server" / "server.key", allowed(keys / "server")
+    ) as engine:
+        nodes = [
+            threading.Thread(
+                target=serve,
+                args=(f"127.0.0.1:{engine.port}", lambda blob: replies[blob[:1]]),
+                kwargs={"root": keys / "ca.crt", "key": own(keys / "nodes" / name / "node.key"), "stop": stop},
+            )
+            for name in names
+        ]
+        for node in nodes:
+            node.start()
+        while len(engine.nodes()) < len(names):
+            time.sleep(0.05)
+        spent = []
+        for _ in range(rounds + 1):
+            began, cpu = time.perf_counter(), time.process_time()
+            for kind in (b"t", b"e"):  # half of the bytes go down before training, half before ranking
+                blob = kind + bytes(down // (2 * len(names)))
+                assert len(list(engine.ask(dict.fromkeys(engine.nodes(), blob), 600))) == len(names)
+            spent.append((time.perf_counter() - began, time.process_time() - cpu))
+        stop.set()
+        for node in nodes:
+            node.join()
+    seconds, cpu = np.median(spent[1:], axis=0)  # the first round has everything to import
+    return {"flower_alone_seconds": float(seconds), "flower_alone_cpu_seconds": float(cpu)}
 
 
 def main() -> None:

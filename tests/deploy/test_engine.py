@@ -13,7 +13,8 @@ pytest.importorskip("flwr")
 import httpx
 
 from deploy.processes import free_port
-from tacit.deploy import connection, keys
+from tacit.config import config
+from tacit.deploy import commands, connection, keys
 from tacit.deploy.connection import Refusal, serve
 from tacit.deploy.engine import MOST_REQUEST, Engine
 from tacit.errors import UserError
@@ -200,6 +201,15 @@ def test_without_tls_nothing_but_this_machine_is_served_or_talked_to():
         Engine("0.0.0.0", free_port())
     with pytest.raises(UserError, match="needs --keys"):
         serve("10.1.2.3:8477", bytes)
+
+
+def test_to_go_without_keys_must_be_asked_for_by_name(tmp_path):
+    with pytest.raises(UserError, match="ask for --insecure on this machine alone"):
+        commands.node(
+            (tmp_path, "user", "item", None), "127.0.0.1:1", tmp_path, None, False, name=None, allow=(), threads=1
+        )
+    with pytest.raises(UserError, match="ask for --insecure on this machine alone"):
+        commands.server(config(method="fedmf"), tmp_path, tmp_path, ("127.0.0.1", 0), None, False, terms={})
 
 
 def test_a_port_that_is_taken_is_said_so():

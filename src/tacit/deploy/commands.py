@@ -42,8 +42,8 @@ def server(
     from tacit.deploy import keys
     from tacit.deploy.engine import Engine
 
-    _speak()
     _say_insecure(keys_folder, insecure)
+    _speak()
     what = Asked(asked, catalogue, terms=Terms(**terms), **options)
     folder, job = prepare(what, out)
     secure: dict[str, Any] = {}
@@ -78,8 +78,8 @@ def node(
     from tacit.deploy import keys
     from tacit.deploy.connection import serve
 
-    _speak()
     _say_insecure(keys_folder, insecure)
+    _speak()
     vault = Vault(folder)
     here = Node(_read(source), folder, name, threads, allow, secure)
     vault.write_json("source.json", [str(Path(source[0]).resolve()), *source[1:], list(allow)])
