@@ -21,6 +21,8 @@ METHODS: dict[str, Settings] = {
     "fedrap": {"dim": 32, "epochs": 10, "batch": 2048, "fraction": 1.0},
     "gpfedrec": {"dim": 32, "layers": (32, 16, 8), "epochs": 1, "batch": 256, "fraction": 1.0},
     "cofedrec": {"dim": 32, "epochs": 2, "batch": 256, "fraction": 1.0},
+    # one local epoch and the batch of the others: the paper names neither, and there is no public code
+    "hetefedrec": {"widths": (8, 16, 32), "lr": 0.001, "table_lr": 0.001} | _ADAM | {"epochs": 1},
     # FedCIA's public code has 512 columns, for its hundred clients of many users
     "fedlightgcn": {"dim": 64, "layers": 5, "negatives": 1} | _ADAM | {"epochs": 1, "batch": 4096},
     "perfedrec": {"dim": 64, "layers": 3, "negatives": 1} | _ADAM | {"epochs": 1, "batch": 1024},

@@ -278,11 +278,16 @@ def test_columns_that_a_client_does_not_have_count_for_nothing():
     server = method.init_server(federation)
     small = int((server["group"] == 0).nonzero()[0])
     up = uploads(method, server, torch.tensor([small]))
-    whole = torch.tensor([[0, method.dim]])
-    liar = Payload(up.ids, up.fields | {"items_change": Cut(Each(torch.ones(1, federation.n_items, 5)), whole)})
-    after = method.aggregate(server, iter([decode(liar.encode())]), Moment(1, 0))
+    theta = len(server["theta"])
+    lies = {
+        "items_change": Cut(Each(torch.ones(1, federation.n_items, 5)), torch.tensor([[0, 5]])),
+        "theta_change": Cut(Each(torch.ones(1, theta)), torch.tensor([[0, theta]])),
+    }
+    liar = decode(Payload(up.ids, lies).encode())
+    after = method.aggregate(server, iter([liar]), Moment(1, 0))
     moved = (after["items_2"] != server["items_2"]).any(0)
     assert moved.tolist() == [True, True, False, False, False]
+    assert (after["theta"] != server["theta"]).nonzero().flatten().tolist() == list(range(method.stretch(0)[1]))
 
 
 def rounds(method, federation, count=3):
