@@ -110,8 +110,20 @@ def test_nothing_of_a_user_is_on_the_wire_and_the_bytes_are_those_of_the_record(
     # the job with its catalogue, once, and the answer to it are no part of a round
     hello = Packet("hello", {}, job.dump()).pack()
     greeting = {"down": len(hello), "up": len(node.answer(hello))}
-    print(json.dumps({"carried": sent, "heads": heads, "beside": beside, "calls": calls}))
-    for way, recorded in (("up", summary.bytes_up), ("down", summary.bytes_down)):
+    recorded = {"up": summary.bytes_up, "down": summary.bytes_down}
+    print(
+        json.dumps(
+            {
+                "recorded": recorded,
+                "greeting": greeting,
+                "carried": sent,
+                "heads": heads,
+                "beside": beside,
+                "calls": calls,
+            }
+        )
+    )
+    for way in ("up", "down"):
         total = len(up if way == "up" else down)
         assert sent[way] + heads[way] + beside[way] == total
-        assert recorded + greeting[way] == pytest.approx(sent[way], rel=0.05)
+        assert recorded[way] + greeting[way] == pytest.approx(sent[way], rel=0.05)
