@@ -158,3 +158,16 @@ def test_between_clients_scales_do_not_matter():
     truth = np.array([[1, 0, 0], [0, 1, 0]], dtype=bool)
     scores = np.array([[3.0, 2, 1], [100, 300, 200]])
     assert success(scores, truth, np.ones_like(truth), 1).between == 1
+
+
+def test_between_clients_held_out_items_move_nobodys_places():
+    truth = np.array([[1, 0, 0], [0, 0, 1]], dtype=bool)
+    counted = np.array([[1, 0, 1], [1, 1, 1]], dtype=bool)
+    assert success(np.array([[3.0, 2, 1]] * 2), truth, counted, 1).between == 0.5
+
+
+def test_between_clients_every_pair_counts_alike():
+    """Item 0: four pairs, all won; item 1: three pairs, all lost."""
+    truth = np.array([[1, 0, 0], [1, 0, 0], [0, 0, 0], [0, 1, 0]], dtype=bool)
+    scores = np.array([[3.0, 2, 1], [3, 2, 1], [1, 2, 3], [2, 1, 3]])
+    assert success(scores, truth, np.ones_like(truth), 1).between == pytest.approx(4 / 7)
