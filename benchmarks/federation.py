@@ -84,7 +84,8 @@ def federation(folder: Path, method: str, data: str, nodes: int, rounds: int, se
 
     pairs = dict(pair.split("=") for pair in settings)
     expected = simulate(method, data=data, rounds=rounds, settings=pairs, threads=1, out=folder / "simulated")
-    ours, theirs = (RunFolder.open(folder / f).load("last")[0] for f in ("run", "simulated"))  # type: ignore[index]
+    last = [RunFolder.open(folder / f).load("last") for f in ("run", "simulated")]
+    ours, theirs = (found[0] for found in last if found)
     difference = max(float((ours[n].double() - theirs[n].double()).abs().max()) for n in theirs)
     summary = RunFolder.open(folder / "run").summary or {}
     lines = [json.loads(line) for line in (folder / "run" / "wire.jsonl").read_text().splitlines()]

@@ -1,6 +1,7 @@
 """An upload is looked at before it is used: what does not look as the method's uploads look never reaches a sum."""
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -90,8 +91,8 @@ def plausible(up: Payload, down: Payload, clients: int, users: int, n_items: int
         _check_values(name, field, sent, 1, max_norm, float(users * n_items), 1 if mean else clients)
 
 
-def _few(names: object) -> str:
-    text = ", ".join(sorted(str(n) for n in names))  # type: ignore[attr-defined]
+def _few(names: Iterable[object]) -> str:
+    text = ", ".join(sorted(map(str, names)))
     return text if len(text) < 200 else text[:200] + "…"
 
 

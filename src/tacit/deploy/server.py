@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from tacit.methods import find
 from tacit.privacy.secure_fleet import check_sum
 from tacit.privacy.secure_sum import FEWEST
 from tacit.runs.folder import RunFolder, write_json
-from tacit.runs.run import Summary, Watch, mechanism_of, peak_memory_mb
+from tacit.runs.run import Summary, Watch, clock, mechanism_of
 
 log = logging.getLogger("tacit.server")
 
@@ -110,7 +111,7 @@ def run(asked: Asked, folder: RunFolder, job: Job, link: Link, watch: Watch | No
     """Run the rounds from where the folder stands, then test at the best one."""
     if folder.summary:
         return Summary(**folder.summary)
-    began, cpu = time.perf_counter(), time.process_time()
+    spent_since = clock()
     method = job.build((job.method,))
     fleet = FlowerFleet(link, job, method, asked.terms, _members(folder), lambda found: _write(folder, found))
     if not fleet.gather(asked.nodes, asked.wait):
@@ -134,13 +135,7 @@ def run(asked: Asked, folder: RunFolder, job: Job, link: Link, watch: Watch | No
     if progress.round:
         log.info("going on after round %d", progress.round)
     last = fleet.snapshot()
-
-    def now_spent() -> dict[str, float]:
-        return {
-            "seconds": spent.get("seconds", 0.0) + time.perf_counter() - began,
-            "cpu_seconds": spent.get("cpu_seconds", 0.0) + time.process_time() - cpu,
-            "peak_memory_mb": max(spent.get("peak_memory_mb", 0.0), peak_memory_mb()),
-        }
+    now_spent = partial(spent_since, spent)
 
     def record(progress: Progress, improved: bool) -> None:
         nonlocal last

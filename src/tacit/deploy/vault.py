@@ -100,7 +100,7 @@ class Vault:
         with safe_open(path, framework="pt") as file:
             if json.loads((file.metadata() or {}).get("users", "null")) != users:
                 raise UserError(f"{path} is the state of other users than {self.path} now has")
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
 
     def forget_from(self, job: str, round: int) -> None:
         """Remove the state of this round and of later ones: the server repeats them."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -98,20 +99,14 @@ class Run:
 
     def go_on(self, watch: Watch | None = None) -> Summary:
         """Train from where the folder stands, then read the test set once, at the best round."""
-        began, cpu = time.perf_counter(), time.process_time()
+        spent_since = clock()
         server = self.method.init_server(self.fleet.federation)
         if found := self.folder.load("last"):
             server, clients = found
             self.fleet.store.load(clients)
         progress, spent = self.folder.progress(server)
+        now_spent = partial(spent_since, spent)
         evaluator = Evaluator(self.split)
-
-        def now_spent() -> dict[str, float]:
-            return {
-                "seconds": spent.get("seconds", 0.0) + time.perf_counter() - began,
-                "cpu_seconds": spent.get("cpu_seconds", 0.0) + time.process_time() - cpu,
-                "peak_memory_mb": max(spent.get("peak_memory_mb", 0.0), peak_memory_mb()),
-            }
 
         def record(progress: Progress, improved: bool) -> None:
             self.folder.log(progress.history[-1])
@@ -344,6 +339,20 @@ def resume(folder: str | Path, watch: Watch | None = None) -> Summary:
 def recommend(folder: str | Path, user: str, k: int = 10) -> list[Recommendation]:
     """The k best items for a user, from a run's best round."""
     return reopen(Path(folder)).recommend(user, k)
+
+
+def clock() -> Callable[[dict[str, float]], dict[str, float]]:
+    """Started now: what a run has spent, given what it had spent before."""
+    began, cpu = time.perf_counter(), time.process_time()
+
+    def spent(before: dict[str, float]) -> dict[str, float]:
+        return {
+            "seconds": before.get("seconds", 0.0) + time.perf_counter() - began,
+            "cpu_seconds": before.get("cpu_seconds", 0.0) + time.process_time() - cpu,
+            "peak_memory_mb": max(before.get("peak_memory_mb", 0.0), peak_memory_mb()),
+        }
+
+    return spent
 
 
 def peak_memory_mb() -> float:
