@@ -211,6 +211,9 @@ def test_only_clients_of_a_kind_are_averaged():
         torch.testing.assert_close(after[name][0], fleet.store.leaves[name][ids].mean(0))
         assert torch.equal(after[name][1], server[name][1])
     assert not after["items"][0, :, 3:].any()
+    after = method.aggregate(after, fleet.train(after, torch.arange(7), 2, Traffic()), Moment(2, 0))
+    for kind in range(2):
+        torch.testing.assert_close(after["w0"][kind], fleet.store.leaves["w0"][kind::2].mean(0))
     sent = method.downlink(after, torch.tensor([3, 4]))
     assert torch.equal(sent["items"], after["items"][[1, 0]])
 

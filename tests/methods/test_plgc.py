@@ -252,6 +252,21 @@ def test_the_regulariser_weighs_beta_on_average():
         assert sum(w > 0 for w in weights) == math.ceil(epochs / every)
 
 
+def test_the_regulariser_has_one_batch_of_an_epoch_unless_asked_for_in_all():
+    federation = few_clients(12)
+    for every, again in ((5, False), (0, True)):
+        method, without = (plugged(plgc_every=every, plgc_regulariser=r, plgc_beta=0.7) for r in ("err", "none"))
+        *_, p = received(method, federation, ids := torch.arange(5), number=1)
+        p |= method.epoch_start(p)
+        batch = next(iter(federation.cohort(ids, 2, 4).batches(0, 0, 0)))
+        (phase,), (plain,) = method.phases(2), without.phases(2)
+        scratch: dict[str, torch.Tensor] = {}
+        first, second = (phase.by_hand(p, batch, ["items"], scratch)[1]["items"].clone() for _ in range(2))
+        bare = plain.by_hand(p, batch, ["items"], {})[1]["items"]
+        assert not torch.allclose(first, bare)
+        torch.testing.assert_close(second, first if again else bare)
+
+
 # What stays and what goes
 
 
