@@ -49,19 +49,19 @@ def simulate(asked: Asked, path: Path, cpus: float = 1.0, watch: Watch | None = 
     outcome: list[Summary | BaseException] = []
     client, server = ClientApp(), ServerApp()
 
-    @client.train()  # type: ignore[untyped-decorator]
     def answer(message: Message, context: Context) -> Message:
         number, total = (int(context.node_config[key]) for key in ("partition-id", "num-partitions"))
         node = _node(config.data, config.min_interactions, where, number, total, config.method)
         return Message(content(node.answer(blob_of(message))), reply_to=message)
 
-    @server.main()  # type: ignore[untyped-decorator]
     def main(grid: Grid, context: Context) -> None:
         try:
             outcome.append(run(asked, folder, job, OverGrid(grid), watch))
         except BaseException as error:
             outcome.append(error)
 
+    client.train()(answer)  # called, not as decorators: these are typed only where Flower is installed
+    server.main()(main)
     run_simulation(
         server, client, asked.nodes, backend_config={"client_resources": {"num_cpus": cpus}, "init_args": ray}
     )
