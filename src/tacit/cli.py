@@ -638,7 +638,8 @@ def _experiment(experiment: experiments.Experiment, where: Path) -> None:
     found = experiments.collect(experiment, where)
     out.print(experiment.title, style="bold", markup=False)
     for place in experiment.data:
-        out.print(report.experiment(experiment, place.name, found))
+        done = experiments.begun(place.name, found)
+        out.print(report.experiment(experiment, place.name, found) if done else f"{place.name}: {experiments.NOTHING}")
     if experiment.note:
         out.print(experiment.note, markup=False)
 

@@ -128,6 +128,10 @@ def test_runs_are_carried_out_once_and_collected(file, tmp_path):
     assert cells[5] == f"{items_mb:.3f}"
     assert cells[-1] == "1"
     assert "Below the table." in text
+    empty = experiments.markdown(made, experiments.collect(made, tmp_path / "elsewhere"))
+    assert experiments.NOTHING in empty
+    assert experiments.NOTHING not in text
+    assert "| FedMF" not in empty
 
 
 def test_a_run_with_other_settings_does_not_count(file, tmp_path):

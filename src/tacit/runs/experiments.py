@@ -20,6 +20,8 @@ from tacit.runs.compare import is_of, once
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import Summary, Watch
 
+NOTHING = "nothing is finished yet"
+
 # Megabytes are per client and round, seconds per round.
 FIGURES: dict[str, tuple[str, Callable[[Summary], float | None]]] = {
     "up": ("MB up", lambda s: s.bytes_up / s.client_rounds / 1e6),
@@ -249,10 +251,16 @@ def markdown(experiment: Experiment, found: dict[tuple[str, str, str], Cell]) ->
         out += [f"Published: {experiment.source}.", ""]
     for place in experiment.data:
         filtered = f", users with at least {place.min_interactions}" if place.min_interactions else ""
-        out += [f"## {place.name}{filtered}", "", *_one_table(experiment, place.name, found), ""]
+        lines = _one_table(experiment, place.name, found) if begun(place.name, found) else [NOTHING]
+        out += [f"## {place.name}{filtered}", "", *lines, ""]
     if experiment.note:
         out += [experiment.note, ""]
     return "\n".join(out)
+
+
+def begun(data: str, found: dict[tuple[str, str, str], Cell]) -> bool:
+    """Whether a run on a data set is finished."""
+    return any(cell.runs for (_, where, _), cell in found.items() if where == data)
 
 
 def headings(experiment: Experiment) -> list[str]:
