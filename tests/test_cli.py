@@ -168,6 +168,19 @@ def test_tables_are_diagnosed(tacit, place):
     lines = [json.loads(line) for line in tacit("diagnose", "run", "--json")[1].splitlines()]
     assert {line["round"] for line in lines} == {1, 2}
     assert all(len(line["spectrum"]) == 4 and 1 <= line["abundance"] <= 4 for line in lines)
+    assert "clusters of items" not in out
+
+
+def test_clusters_are_diagnosed(tacit, place):
+    words = ("--set", "dim=4", "--set", "clusters=3", "--no-sanity", "--out", "run", "--diagnose")
+    assert tacit("run", "cgfedrec", *QUICK, *words)[0] == 0
+    code, out, _ = tacit("diagnose", "run")
+    assert code == 0
+    assert "clusters of items" in out
+    assert "adjusted Rand index" in out
+    lines = [json.loads(line) for line in tacit("diagnose", "run", "--json")[1].splitlines()]
+    assert [(line["round"], line.get("before")) for line in lines if "labels" in line] == [(1, None), (2, 1)]
+    assert all(-1 <= line["separability"] <= 1 for line in lines if "table" in line)
 
 
 def test_the_curious_server_reports(tacit, place):

@@ -276,14 +276,19 @@ def diagnose_command(
         bool, typer.Option("--json", help="a line a table, group and round, with all singular values")
     ] = False,
 ) -> None:
-    """How the item tables of a run use their dimensions: at its best round, and at every round that was recorded."""
+    """How a run's item tables use their dimensions and keep to its clusters: at its best round and recorded ones."""
     run = reopen(folder)
-    found = [*diagnose.recorded(folder), *diagnose.best(run)]
+    found = diagnose.everything(run)
     if as_json:
-        for line in found:
-            print(json.dumps(dataclasses.asdict(line)))
+        for one in found:
+            print(diagnose.as_json(one))
     else:
         out.print(report.diagnostics(found))
+        out.print(f"The best round by validation is {run.folder.best_round}.")
+        if parted := report.clusters(found):
+            out.print(parted)
+        for line in report.cluster_remarks(found):
+            out.print(line, markup=False)
 
 
 @app.command("audit")

@@ -12,10 +12,12 @@ from tacit.evaluation.metrics import Metrics
 from tacit.privacy.attacks import ATTACKS
 from tacit.runs.audit import POPULARITY, Audit
 from tacit.runs.compare import Row
-from tacit.runs.diagnose import Diagnosis
+from tacit.runs.diagnose import RANKED, Clusters, Diagnosis, Line
 from tacit.runs.experiments import Cell, Experiment, headings, table_rows
 from tacit.runs.run import Recommendation, Summary
 from tacit.runs.skew_study import Group, apart, every
+
+CLUSTERED = (("server", "items"), ("clients", RANKED))  # the tables whose separability is shown
 
 
 def columns(protocol: str) -> list[tuple[str, bool]]:
@@ -148,26 +150,63 @@ def groups(summary: Summary) -> Table:
     return table
 
 
-def diagnostics(found: Sequence[Diagnosis]) -> Table:
+def diagnostics(found: Sequence[Line]) -> Table:
     """How tables use their dimensions: means over the tables of a group."""
-    table = _table("singular values of item tables, means over tables")
+    table = _table("singular values of item tables, means over tables", narrow=True)
     headings = (
         "round",
         "table",
-        "users",
+        "users, by\ninteractions",
         "tables",
         "abundance",
         "variance",
-        "of the covariance's",
-        "largest",
-        "smallest",
+        "of the co-\nvariance's",
     )
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in ("table", "users") else "right")
-    for d in found:
+    for heading in (*headings, "largest", "smallest"):
+        table.add_column(heading, justify="left" if heading in headings[1:3] else "right", no_wrap=True)
+    for d in (line for line in found if isinstance(line, Diagnosis)):
         cells = (f"{d.abundance:.2f}", *(f"{x:.3g}" for x in (d.variance, d.collapse, d.spectrum[0], d.spectrum[-1])))
-        table.add_row(str(d.round), f"{d.of}: {d.table}", d.group, str(d.tables), *cells)
+        table.add_row(str(d.round), f"{d.of}: {d.table}", _who(d.group), str(d.tables), *cells)
     return table
+
+
+def clusters(found: Sequence[Line]) -> Table | None:
+    """How a server's clusters of items hold from round to round and separate its table and those clients rank with."""
+    rounds = {line.round: line for line in found if isinstance(line, Clusters)}
+    if not rounds:
+        return None
+    apart = {(d.round, d.of, d.group): d for d in found if isinstance(d, Diagnosis) and (d.of, d.table) in CLUSTERED}
+    groups = list(dict.fromkeys(group for _, of, group in apart if of == "clients" and group != "everyone"))
+    table = _table("clusters of items: agreement from round to round, and separability of tables by them", narrow=True)
+    headings = ["round", "clusters", "since\nround", "\nagreement", "\nkept", "server's\ntable", "clients'\ntables"]
+    headings += ["\nlowest", "\nhighest", *(f"users of\n{_who(group)}" for group in groups)]
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for round, line in rounds.items():
+        server, clients = apart.get((round, "server", "everyone")), apart[round, "clients", "everyone"]
+        figures = [line.agreement, line.kept, server and server.separability]
+        figures += [clients.separability, clients.lowest, clients.highest]
+        for group in groups:
+            figures.append(d.separability if (d := apart.get((round, "clients", group))) else None)
+        cells = ("–" if x is None else f"{x:.3f}" for x in figures)
+        table.add_row(str(round), str(len(set(line.labels))), str(line.before or "–"), *cells)
+    return table
+
+
+def cluster_remarks(found: Sequence[Line]) -> list[str]:
+    """What the numbers are."""
+    if not any(isinstance(line, Clusters) for line in found):
+        return []
+    out = [
+        "Agreement with the clusters recorded before: adjusted Rand index, 1 if they are the same, 0 if by chance. "
+        "Kept: share of items that stayed in their cluster. Separability of the server's table and of those that "
+        "clients rank with: silhouette of the rows by cosine under the server's labels, 1 if clusters lie far apart, 0 "
+        "if they overlap, below 0 if items are nearer to another cluster than to their own; the mean over clients, the "
+        "lowest, the highest, and the means of users by interactions."
+    ]
+    if all(line.before is None for line in found if isinstance(line, Clusters)):
+        out.append("Agreement needs rounds to compare: tacit run --diagnose records them.")
+    return out
 
 
 def audits(found: Sequence[Audit]) -> Table:
@@ -261,6 +300,11 @@ def budget(epsilon: float | None) -> str:
 def one_line(metrics: Metrics, names: Sequence[str]) -> str:
     """A few metrics in a row."""
     return "  ".join(f"{name} {metrics[name]:.4f}" for name in names if name in metrics)
+
+
+def _who(group: str) -> str:
+    """A group of users below a heading that says what its numbers are."""
+    return group.removesuffix(" interactions")
 
 
 def _kind(protocol: str) -> str:
