@@ -229,6 +229,7 @@ def skew_command(
         options = {"min_interactions": min_interactions, "protocol": protocol, "seed": seed, "threads": threads}
         groups = skew_study.study(folder, data, users, rounds, watching, **options)
     out.print(report.skew(groups))
+    out.print(report.SKEW, markup=False)
     out.print(f"every round is in {folder / 'skew.jsonl'}, the paths in {folder / 'trajectories.csv'}", markup=False)
 
 

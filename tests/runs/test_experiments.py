@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tacit.data.sources import load
 from tacit.errors import UserError
 from tacit.runs import experiments
 from tacit.runs.run import Summary
@@ -176,6 +177,44 @@ def test_budgets_are_a_figure_and_may_be_infinite():
     assert "ε" in experiments.headings(made)
     found = {("a", "demo", "paper"): endless, ("b", "demo", "paper"): none}
     assert [cells[-2] for cells in experiments.table_rows(made, "demo", found)] == [["∞"], ["–"]]
+
+
+def test_what_papers_print_of_a_figure_stands_behind_ours():
+    made = experiments.Experiment(
+        title="t", metrics=["HR@10"], figures=["client", "cpu"], data=[{"name": "demo"}],
+        run=[
+            {"label": "a", "method": "fedmf", "published": {"demo": [{"client": 0.5}]}},
+            {"label": "b", "method": "fedmf"},
+        ],
+    )  # fmt: skip
+    assert experiments.headings(made)[-3:] == ["client MiB (published)", "CPU s", "seeds"]
+    kept = replace(_summary(0, 0.1), bytes_kept=2.0**18, bytes_down=3 * 2**20, client_rounds=4)
+    found = {("a", "demo", "paper"): experiments.Cell((kept,))}
+    one, other = experiments.table_rows(made, "demo", found)
+    assert one[-3:-1] == [["1.0000 (0.5000)"], ["1.000"]]
+    assert other[-3:-1] == [["–"], ["–"]]
+    assert experiments.Cell((_summary(0, 0.1),)).cost("client") is None  # a summary that does not know
+
+
+def test_a_client_of_pfedclr_holds_a_table_a_vector_and_the_buffer(tmp_path):
+    """Table 6: 4 (M + 1) d bytes of FedMF and 4 (M + d) r above them; the copy for ranking alone does not count."""
+    made = experiments.Experiment(
+        title="t", metrics=["HR@10"], figures=["client", "server"], protocols=["paper"], data=[{"name": "demo"}],
+        options={"rounds": 1, "threads": 1}, settings={"dim": 4, "epochs": 1},
+        run=[
+            {"label": "FedMF", "method": "fedmf"},
+            {"label": "PFedCLR", "method": "pfedclr", "settings": {"rank": 3}},
+            {"label": "FedRAP", "method": "fedrap"},
+        ],
+    )  # fmt: skip
+    experiments.carry_out(experiments.planned(made), tmp_path)
+    found = experiments.collect(made, tmp_path)
+    M = load("demo").n_items
+    plain, pfedclr, fedrap = (found[label, "demo", "paper"] for label in ("FedMF", "PFedCLR", "FedRAP"))
+    assert plain.cost("client")[0] * 2**20 == pytest.approx(4 * (M + 1) * 4)
+    assert (pfedclr.cost("client")[0] - plain.cost("client")[0]) * 2**20 == pytest.approx(4 * (M + 4) * 3)
+    assert fedrap.cost("client")[0] > 1.9 * plain.cost("client")[0]
+    assert plain.cost("server")[0] * 2**20 == pfedclr.cost("server")[0] * 2**20 == pytest.approx(4 * M * 4)
 
 
 def test_every_file_of_the_project_can_be_read():

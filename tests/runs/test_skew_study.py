@@ -1,8 +1,10 @@
 import csv
+import io
 import json
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from tacit.runs import report, skew_study
 
@@ -45,6 +47,17 @@ def test_averaging_takes_vectors_away_from_where_they_go_alone(found):
 def test_the_table_has_the_rounds_a_person_reads(found):
     groups, _ = found
     assert skew_study.every(100) == [1, 11, 21, 31, 41, 50, 60, 70, 80, 90, 100]
-    table = report.skew(groups)
-    assert table.row_count == 4
-    assert len(table.columns) == 1 + 2 * 6 + 1
+    console = Console(width=100, file=io.StringIO())
+    console.print(report.skew(groups))
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    (heading,) = (i for i, line in enumerate(lines) if line[:2] == ["round", "trained"])
+    rows = [line for line in lines[heading + 1 :] if line and "─" not in line[0]]
+    assert len(rows) == 4 * 3
+    averaged, alone, calibrated = groups
+    last = averaged.balances[3]
+    measured = [f"{last.skew:.3g}", f"{last.calibration:.3g}", f"{last.cosine:.2f}", f"{last.left:.2f}"]
+    gap = f"{skew_study.apart(alone, averaged)[3]:.2f}"
+    assert rows[9] == ["4", "with", "averaging", *measured, gap, f"{averaged.valid[3]:.4f}"]
+    assert rows[10] == ["alone", *["–"] * 5, f"{alone.valid[3]:.4f}"]
+    assert rows[11][0] == "PFedCLR"
+    assert rows[11][-2:] == [f"{skew_study.apart(alone, calibrated)[3]:.2f}", f"{calibrated.valid[3]:.4f}"]

@@ -232,6 +232,7 @@ def _finish(
         folder=str(folder.path),
         ldp=job.ldp | {"epsilon_round": noise.epsilon(1)} if (noise := job.noise()) and job.ldp else None,
         dp=None,
+        bytes_server=sum(leaf.nbytes for leaf in best.values()),
         **spent(),
     )
     folder.finish(dataclasses.asdict(summary))

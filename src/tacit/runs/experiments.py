@@ -28,6 +28,9 @@ FIGURES: dict[str, tuple[str, Callable[[Summary], float | None]]] = {
     "down": ("MB down", lambda s: s.bytes_down / s.client_rounds / 1e6),
     "cpu": ("CPU s", lambda s: s.cpu_seconds / s.rounds),
     "memory": ("peak MB", lambda s: s.peak_memory_mb),
+    # what a client has while it trains, and the server between rounds
+    "client": ("client MiB", lambda s: _mebibytes(s.bytes_kept, s.bytes_down / s.client_rounds)),
+    "server": ("server MiB", lambda s: _mebibytes(s.bytes_server)),
     "epsilon": ("ε", lambda s: s.epsilon),
     "small": ("NDCG@20, small", lambda s: s.groups.get("small", {}).get("NDCG@20")),
     "medium": ("NDCG@20, medium", lambda s: s.groups.get("medium", {}).get("NDCG@20")),
@@ -41,6 +44,10 @@ FIGURES: dict[str, tuple[str, Callable[[Summary], float | None]]] = {
 def _kilobytes(summary: Summary, group: str) -> float | None:
     """What a client of a group sends in a round."""
     return summary.group_bytes[group]["up"] / 1e3 if group in summary.group_bytes else None
+
+
+def _mebibytes(value: float | None, beside: float = 0) -> float | None:
+    return None if value is None else (value + beside) / 2**20
 
 
 class _Part(BaseModel):
@@ -73,7 +80,7 @@ class Line(_Part):
     data: list[str] = Field(default_factory=list)  # only these data sets; all where empty
     on: dict[str, dict[str, Any]] = Field(default_factory=dict)  # settings for one data set
     sweep: Sweep | None = None
-    # data set -> what papers print: {source = "…", "HR@10" = …}; of a sweep a list with an entry a value
+    # data set -> what papers print: {source = "…", "HR@10" = …}, figures by their names; of a sweep an entry a value
     published: dict[str, list[dict[str, Any]]] = Field(default_factory=dict)
 
 
@@ -271,7 +278,9 @@ def headings(experiment: Experiment) -> list[str]:
         if protocol == "strict":
             out[-1] = "strict (1 of 100)"
             out.append("strict (all items)")
-    return [*out, *(FIGURES[f][0] for f in experiment.figures), "seeds"]
+    told = {name for line in experiment.run for entries in line.published.values() for e in entries for name in e}
+    out += [FIGURES[f][0] + (" (published)" if f in told else "") for f in experiment.figures]
+    return [*out, "seeds"]
 
 
 def table_rows(experiment: Experiment, data: str, found: dict[tuple[str, str, str], Cell]) -> list[list[list[str]]]:
@@ -289,8 +298,7 @@ def table_rows(experiment: Experiment, data: str, found: dict[tuple[str, str, st
             kinds = (True, False) if protocol == "strict" else (False,)
             cells += [[_text(cell.figure(m, sampled)) for m in metrics] for sampled in kinds]
         first = found.get((label, data, experiment.protocols[0]), Cell(()))
-        costs = [first.cost(f) for f in experiment.figures]
-        cells += [["–" if cost is None else _number(cost[0], 3)] for cost in costs]
+        cells += [[_cost(first.cost(f), printed(line, data, place, f))] for f in experiment.figures]
         cells.append([str(counts[0]) if len(set(counts)) == 1 else "/".join(map(str, counts))])
         out.append(cells)
     return out
@@ -339,6 +347,12 @@ def _text(figure: tuple[float, float | None] | None) -> str:
         return "–"
     value, spread = figure
     return _number(value) + (f" ±{spread:.3f}".replace("±0.", "±.") if spread is not None else "")
+
+
+def _cost(measured: tuple[float, float | None] | None, told: list[tuple[str, float]]) -> str:
+    """A figure of ours, and behind it what papers print of it."""
+    text = "–" if measured is None else _number(measured[0], 4 if told else 3)
+    return f"{text} ({_published(told)})" if told else text
 
 
 def _number(value: float, digits: int = 4) -> str:

@@ -113,25 +113,31 @@ def experiment(asked: Experiment, data: str, found: dict[tuple[str, str, str], C
 
 
 def skew(found: Sequence[Group]) -> Table:
-    """Skew against calibration, and how far averaging takes the users' vectors from where they go alone."""
+    """Skew against calibration, and how far averaging takes the users' vectors from where they go alone, by round."""
     table = _table("user embedding skew (PFedCLR, Lemmas 3.2 and 4.1), means over clients", narrow=True)
-    table.add_column("round", justify="right")
+    for heading in ("round", "trained", "skew", "against it", "cosine", "left", "from alone", "valid HR@10"):
+        table.add_column(heading, justify="left" if heading == "trained" else "right", no_wrap=True)
     alone = next(group for group in found if group.name == "alone")
-    others = [group for group in found if group is not alone]
-    for group in others:
-        for heading in ("skew", "against it", "cosine", "left", "from alone", "valid HR@10"):
-            table.add_column(f"{group.name}\n{heading}", justify="right")
-    table.add_column("alone\nvalid HR@10", justify="right")
-    gaps = {group.name: apart(alone, group) for group in others}
+    gaps = {group.name: apart(alone, group) for group in found}
     for number in every(len(alone.valid)):
-        cells = []
-        for group in others:
+        for place, group in enumerate(found):
             terms = group.balances[number - 1]
-            assert terms is not None
-            cells += [f"{terms.skew:.3g}", f"{terms.calibration:.3g}", f"{terms.cosine:.2f}", f"{terms.left:.2f}"]
-            cells += [f"{gaps[group.name][number - 1]:.2f}", f"{group.valid[number - 1]:.4f}"]
-        table.add_row(str(number), *cells, f"{alone.valid[number - 1]:.4f}")
+            cells = ["–"] * 4
+            if terms is not None:
+                cells = [f"{terms.skew:.3g}", f"{terms.calibration:.3g}", f"{terms.cosine:.2f}", f"{terms.left:.2f}"]
+            cells.append("–" if group is alone else f"{gaps[group.name][number - 1]:.2f}")
+            cells.append(f"{group.valid[number - 1]:.4f}")
+            table.add_row("" if place else str(number), group.name, *cells, end_section=group is found[-1])
     return table
+
+
+SKEW = (
+    "Skew: length of what averaging adds to the gradient of a client's user vector. Against it: length of what a "
+    "buffer, if there is one, puts against that in its first step. Cosine: between the two, -1 if the one points "
+    "straight against the other. Left: length of their sum over that of the skew, below 1 if some of it is taken "
+    "away. From alone: distance of the followed users' vectors from where they are without averaging, over their "
+    "length there."
+)
 
 
 def groups(summary: Summary) -> Table:

@@ -73,6 +73,8 @@ class Summary:
     group_bytes: dict[str, dict[str, int]] = field(default_factory=dict)  # clients; a client's bytes a round, by group
     ldp: dict[str, Any] | None = None  # the noise on uploads, and `epsilon_round`, what a round costs a client
     dp: dict[str, Any] | None = None  # the noise on secure sums, likewise
+    bytes_kept: float | None = None  # what a client keeps for its next training, on average; None: not known here
+    bytes_server: float | None = None  # the server's state
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,8 @@ class Run:
             ldp=_stated(noise, Mechanism, cost=True),
             group_bytes=self.bytes_by_group(best),
             dp=_stated(noise, SharedNoise, cost=True),
+            bytes_kept=self.bytes_kept(),
+            bytes_server=sum(leaf.nbytes for leaf in best.values()),
             **now_spent(),
         )
         self.folder.finish(dataclasses.asdict(summary))
@@ -171,6 +175,12 @@ class Run:
         ids = sample(self.fleet.federation.n_clients, 256, self.config.seed, 0)
         down = self.method.downlink(server, ids)
         return self.method.serving_bytes(down, self.fleet.federation.people(ids)) / len(ids)
+
+    def bytes_kept(self) -> float:
+        """What a client keeps for its next training, on average: all but what it has for ranking alone."""
+        beside = {"trained", *(f"own_{name}" for name in self.method.own_leaves)}
+        kept = sum(leaf.nbytes for name, leaf in self.fleet.store.leaves.items() if name not in beside)
+        return kept / self.fleet.federation.n_clients
 
     def groups(self) -> dict[str, torch.Tensor]:
         """Masks over the users by the method's groups of clients."""
