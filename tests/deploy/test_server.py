@@ -15,7 +15,7 @@ from tacit.runs.run import run as simulate
 from toys import few_users
 
 SETTINGS = {"dim": 4, "epochs": 1, "init": 0.1}
-NOT_THE_SAME = {"data", "groups", "bytes_up", "bytes_down", "duplicates"}
+NOT_THE_SAME = {"data", "groups", "bytes_up", "bytes_down", "duplicates", "bytes_kept"}
 
 
 def asked(tmp_path, method="fedmf", settings=SETTINGS, rounds=3, nodes=3, **options):
