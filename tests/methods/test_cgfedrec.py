@@ -68,9 +68,51 @@ def test_anchors_estimate_without_bias(tables):
     torch.testing.assert_close(whole, gradient)
 
 
-@pytest.mark.parametrize("anchors", [0, 7])
-def test_a_step_by_hand_is_that_of_autograd(anchors):
-    method, federation = CGFedRec(**SMALL, anchors=anchors), few_clients(6)
+def test_smooth_estimates_throw_no_row_far(tables):
+    """All items as anchors give the exact gradient; with few, no row is as far off as without smoothing."""
+    table, labels = tables[0][:1], tables[1]
+    expected, gradient = alignment(table, labels, 0.3, 0.5)
+    value, whole = alignment(table, labels, 0.3, 0.5, torch.arange(40)[None], smooth=True)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(whole, gradient)
+
+    draw = torch.Generator().manual_seed(0)
+    table, labels = torch.randn(1, 300, 6, generator=draw), torch.arange(300) % 5
+    gradient = alignment(table, labels, 0.3, 0.5)[1]
+    worst = {True: 0.0, False: 0.0}
+    for _ in range(50):
+        some = torch.randperm(300, generator=draw)[None, :8]
+        for smooth in worst:
+            wrong = alignment(table, labels, 0.3, 0.5, some, smooth)[1] - gradient
+            worst[smooth] += float(wrong.norm(dim=-1).max())
+    assert worst[True] < 0.6 * worst[False]
+
+
+def test_a_smooth_gradient_is_the_written_one(tables):
+    """Of three anchors: what their denominators say of every item, and every item's own mean over the anchors."""
+    table, labels, some, τ = tables[0][0, :6], torch.tensor([0, 1, 0, 1, 2, 1]), [0, 2, 5], 0.3
+    z = table / table.norm(dim=1, keepdim=True)
+    x = (z @ z.T / τ).exp().fill_diagonal_(0)
+    size = torch.tensor([2, 3, 2, 3, 1, 3]).double()
+    slope = torch.zeros_like(z)
+    for j in range(6):
+        for i in some:
+            if size[i] > 1:
+                slope[j] += 6 / 3 * x[i, j] / x[i].sum() * z[i] / τ
+            if size[j] > 1:
+                slope[j] += x[i, j] / x[some, j].sum() * z[i] / τ
+        for i in range(6):
+            if i != j and labels[i] == labels[j]:
+                slope[j] -= 2 / τ * z[i] / (size[j] - 1)
+    slope -= (slope * z).sum(1, keepdim=True) * z
+    expected = slope / table.norm(dim=1, keepdim=True) * τ / (0.5 * 6)
+    found = alignment(table[None], labels, τ, 0.5, torch.tensor([some]), smooth=True)[1][0]
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("anchors", "smooth"), [(0, True), (7, True), (7, False)])
+def test_a_step_by_hand_is_that_of_autograd(anchors, smooth):
+    method, federation = CGFedRec(**SMALL, anchors=anchors, smooth=smooth), few_clients(6)
     ids = torch.arange(6)
     data = federation.cohort(ids, 2, 4, every_row=True)
     server = method.init_server(federation)

@@ -27,8 +27,9 @@ class CGFedRec(PFedRec):
 
     Symbols: E_p -> items, Θ_p -> head and bias, c -> labels, k -> clusters, λ -> strength, τ -> temperature. With
     `anchors` = a, the denominators of Eq. 10 are computed for a of the m items, drawn every round, and the rest is
-    estimated from them without bias; 0 computes all. Variants of Table 3 send the mean table as well: `e` alone, `ec`
-    with its labels, `erc` with random ones. Departures from the paper: docs/decisions/0011-cgfedrec.md.
+    estimated from them; 0 computes all. The loss is estimated without bias, and its gradient where `smooth` is off;
+    where it is on, every row moves a little instead of few rows far. Variants of Table 3 send the mean table as well:
+    `e` alone, `ec` with its labels, `erc` with random ones. Departures from the paper: docs/decisions/0011-cgfedrec.md.
     """
 
     lr: float = 0.1  # η, of the head
@@ -40,6 +41,7 @@ class CGFedRec(PFedRec):
     temperature: float = 0.1  # τ
     base_temperature: float = 0.5  # τ_base
     anchors: int = 0
+    smooth: bool = True
     variant: Literal["c", "e", "ec", "erc"] = "c"
 
     name: ClassVar[str] = "cgfedrec"
@@ -94,7 +96,9 @@ class CGFedRec(PFedRec):
 
     def loss(self, p: State, batch: Batch) -> Tensor:
         """Eq. 12."""
-        return self.plain_loss(p, batch) + self.strength * aligned(p, self.temperature, self.base_temperature)
+        return self.plain_loss(p, batch) + self.strength * aligned(
+            p, self.temperature, self.base_temperature, self.smooth
+        )
 
     def by_hand(self, p: State, batch: Batch, names: Iterable[str], scratch: State) -> tuple[Tensor, State] | None:
         """`loss` and its gradients; a step of the head does not need the alignment unless someone reads the loss."""
@@ -102,7 +106,8 @@ class CGFedRec(PFedRec):
         if found is None or not ("items" in found[1] or batch.report):
             return found
         loss, grads = found
-        value, slope = alignment(p["items"], p["labels"], self.temperature, self.base_temperature, p.get("anchors"))
+        inputs = (p["items"], p["labels"], self.temperature, self.base_temperature, p.get("anchors"), self.smooth)
+        value, slope = alignment(*inputs)
         if "items" in grads:
             grads["items"].add_(slope, alpha=self.strength)
         return loss + self.strength * value, grads
@@ -141,7 +146,7 @@ class CGFedRec(PFedRec):
 
 
 def alignment(
-    table: Tensor, labels: Tensor, temperature: float, base: float, anchors: Tensor | None = None
+    table: Tensor, labels: Tensor, temperature: float, base: float, anchors: Tensor | None = None, smooth: bool = False
 ) -> tuple[Tensor, Tensor]:
     """L_cg of Eq. 11 for every client (C,) and its gradient (C, m, d).
 
@@ -168,7 +173,7 @@ def alignment(
         if anchors is None:
             log, pull = (x[None] for x in _denominators(z[0], counts, temperature))
         else:
-            log, pull = _some_denominators(z, counts, temperature, anchors[here])
+            log, pull = _some_denominators(z, counts, temperature, anchors[here], smooth)
         value[here] = scale * (log - (each * (z * near).sum(2)).sum(1) / temperature)
         # z_j is in the numerator of its own row and of its cluster's other rows, all with the same n
         slope = near.mul_((-2 / temperature) * each[:, None]).add_(pull)
@@ -208,8 +213,16 @@ def _denominators(z: Tensor, counts: Tensor, temperature: float) -> tuple[Tensor
     return log, (share[:, None] * out[:, :d] + out[:, d:]) / temperature
 
 
-def _some_denominators(z: Tensor, counts: Tensor, temperature: float, anchors: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of several clients, (c,) and (c, m, d), estimated from the rows of their anchors (c, a)."""
+def _some_denominators(
+    z: Tensor, counts: Tensor, temperature: float, anchors: Tensor, smooth: bool
+) -> tuple[Tensor, Tensor]:
+    """The same of several clients, (c,) and (c, m, d), estimated from the rows of their anchors (c, a).
+
+    An item's gradient has a part from the denominators of others, to which all anchors add, and one from its own:
+    D_i⁻¹ Σ_l X_il z_l. Without bias, the anchors' own parts stand for everybody's, m / a times as large, and throw few
+    rows far at a time. Smooth, every item has its own part, a mean over the anchors weighted by X: a ratio of two
+    estimates, with a bias that falls with a, and an error that all rows share.
+    """
     places = anchors[..., None]
     rows = places.expand(-1, -1, z.shape[2])
     chosen, weight = z.gather(1, rows), counts[anchors] * (z.shape[1] / anchors.shape[1])
@@ -217,30 +230,35 @@ def _some_denominators(z: Tensor, counts: Tensor, temperature: float, anchors: T
         z.new_full((1, 1, 1), -1 / temperature), chosen, z.mT, alpha=1 / temperature
     ).exp_()  # (c, a, m)
     tile.scatter_(2, places, 0)
-    total = tile.sum(2).clamp(min=torch.finfo(z.dtype).tiny)
+    tiny = torch.finfo(z.dtype).tiny
+    total = tile.sum(2).clamp(min=tiny)
     share = (weight / total)[..., None]
-    slope = torch.bmm(tile.mT, share * chosen).scatter_add_(1, rows, share * torch.bmm(tile, z))
+    slope = torch.bmm(tile.mT, share * chosen)
+    if smooth:
+        slope += torch.bmm(tile.mT, chosen) * (counts / tile.sum(1).clamp(min=tiny))[..., None]
+    else:
+        slope.scatter_add_(1, rows, share * torch.bmm(tile, z))
     return (weight * (total.log() + 1 / temperature)).sum(1), slope / temperature
 
 
 class _Alignment(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, table: Tensor, labels: Tensor, temperature: float, base: float, some: Tensor | None
+        ctx: Any, table: Tensor, labels: Tensor, temperature: float, base: float, some: Tensor | None, smooth: bool
     ) -> Tensor:
-        value, slope = alignment(table, labels, temperature, base, some)
+        value, slope = alignment(table, labels, temperature, base, some, smooth)
         ctx.save_for_backward(slope)
         return value
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         (slope,) = ctx.saved_tensors
-        return slope * grads[0].view(-1, 1, 1), None, None, None, None
+        return slope * grads[0].view(-1, 1, 1), None, None, None, None, None
 
 
-def aligned(p: State, temperature: float, base: float) -> Tensor:
+def aligned(p: State, temperature: float, base: float, smooth: bool = False) -> Tensor:
     """The value of `alignment` for autograd, (C,)."""
-    inputs = (p["items"], p["labels"], temperature, base, p.get("anchors"))
+    inputs = (p["items"], p["labels"], temperature, base, p.get("anchors"), smooth)
     return cast(Tensor, _Alignment.apply(*inputs))  # type: ignore[no-untyped-call]
 
 
