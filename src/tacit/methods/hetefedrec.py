@@ -313,7 +313,7 @@ class HeteFedRec(Method):
             p["items"] = spread(Few(sent.values[: top + 1], model, width), data, table=True)
             p["theta"] = self._placed(down, model, end)
             p |= {"items_began": p["items"], "theta_began": p["theta"]}
-        if self.alpha and top:
+        if self.alpha and top and data.round:  # not to rank
             p |= {"columns": columns, "real": data.real[..., None].float()} | self._rest(sent, p["items"], data, width)
         return p | (graph(data, self.elsewhere) if self.backbone == "lightgcn" else {})
 
