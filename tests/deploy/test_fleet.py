@@ -181,6 +181,25 @@ def test_a_round_goes_on_without_a_node_and_fails_with_too_few(tmp_path, caplog)
         distributed(fleet)
 
 
+def test_two_of_five_nodes_go_and_one_comes_back(tmp_path):
+    """Everyone in round 1; n1 and n3 are gone in round 2; n1, started anew, is back in round 3 with what it had."""
+    data = few_users(30)
+    fleet, link = federation_of(tmp_path, data, job_of(data, "pfedclr", METHODS["pfedclr"]), parts=5)
+    twin = SimulatedFleet(fleet.method, Federation.of_users(split(data, "strict")), threads=1)
+    server = expected = fleet.method.init_server(twin.federation)
+    everyone = torch.arange(30)
+    there = [everyone, everyone[(everyone // 6 != 1) & (everyone // 6 != 3)], everyone[everyone // 6 != 3]]
+    for round, (gone, ids) in enumerate(zip((set(), {"n1", "n3"}, {"n3"}), there, strict=True), 1):
+        if "n1" in link.gone - gone:
+            link.named["n1"] = Node(link.named["n1"].data, link.named["n1"].vault.path, threads=1)
+        link.gone = gone
+        server = distributed(fleet, rounds=round, first=round, server=server)
+        expected = fleet.method.aggregate(expected, twin.train(expected, ids, round, Traffic()), Moment(round, 0))
+        same(expected, server)
+    for name, leaf in link.named["n1"].work.fleet.store.leaves.items():
+        torch.testing.assert_close(leaf, twin.store.leaves[name][6:12], atol=1e-5, rtol=1e-5)
+
+
 def test_a_round_that_is_asked_for_again_starts_from_the_state_before_it(tmp_path):
     data = few_users(24)
     job = job_of(data, "pfedclr", METHODS["pfedclr"])

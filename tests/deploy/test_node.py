@@ -8,8 +8,10 @@ import torch
 from deploy.direct import cut, federation_of, job_of
 from deploy.processes import csv
 from deploy.test_fleet import METHODS, distributed
+from tacit.core.payload import Each, Few, Shared, Sparse, decode
 from tacit.data.imported import read_file, read_items
 from tacit.data.interactions import from_columns
+from tacit.deploy import node as machine
 from tacit.deploy.node import Node, recommend
 from tacit.deploy.vault import Vault, write
 from tacit.deploy.wire import BadPacket, Packet, unpack
@@ -96,6 +98,39 @@ def test_a_newcomer_is_served_after_training_alone(trained, tmp_path):
     assert all((f.read_bytes() == old) for f, old in before), "serving a newcomer changed what is kept"
     one = recommend(tmp_path / "n1", more, user[0], 3)
     assert one == recommend(tmp_path / "n1", data, user[0], 3), "a newcomer moved the others"
+
+
+def test_a_newcomer_learns_from_its_own_items_before_it_is_served(trained, tmp_path, monkeypatch):
+    _, link, _ = trained
+    data = link.named["n1"].data
+    user, item = [str(data.user_ids[u]) for u in data.user], [str(data.item_ids[i]) for i in data.item]
+    likes = list(dict.fromkeys(item))[::9]
+    rows = (np.array([*user, *["newcomer"] * len(likes)]), np.array([*item, *likes]))
+    vault = Vault(tmp_path / "n1")
+    work = machine._reopen(vault, vault.current, from_columns("own", *rows, np.arange(len(rows[0]) * 1.0)), 1, ())
+    down = decode(unpack((tmp_path / "n1" / work.job.id / "model.packet").read_bytes()).body)
+    liked = torch.tensor([i in likes for i in work.job.items])
+
+    def lead():
+        scores = machine._newcomer(work, down, "newcomer")
+        return float((scores[liked].mean() - scores[~liked].mean()) / scores.std())
+
+    learnt = lead()
+    monkeypatch.setattr(machine, "ALONE", 0)
+    assert learnt > 1 > abs(lead())
+
+
+def test_a_newcomer_gets_what_a_client_of_the_node_gets_on_average():
+    each = machine._typical(Each(torch.tensor([[1.0, 3.0], [3.0, 6.0]]), private=False))
+    assert (each.value.tolist(), each.private, each.value.dtype) == ([[2.0, 4.5]], False, torch.float32)
+    shared = Shared(torch.ones(2))
+    assert machine._typical(shared) is shared
+    tables = Few((torch.zeros(3, 2), torch.ones(3, 4)), torch.tensor([1, 0, 1]), 4)
+    few = machine._typical(tables)
+    assert (few.group.tolist(), few.width) == ([0], 4)
+    cells = Sparse(torch.tensor([0]), torch.tensor([4]), torch.tensor([1.0]), (3, 3))
+    with pytest.raises(UserError, match="has to wait for the next run"):
+        machine._typical(cells)
 
 
 def test_a_node_that_comes_back_has_its_private_state(trained, tmp_path):

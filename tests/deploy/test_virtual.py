@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from tacit.config import config
+from tacit.data.sources import load
+from tacit.deploy import virtual
 from tacit.deploy.fleet import Terms
 from tacit.deploy.server import Asked
 from tacit.deploy.virtual import names, simulate
@@ -23,6 +25,24 @@ def asked(nodes=3, **options):
 def test_virtual_nodes_are_named_in_the_order_of_their_users():
     assert names(3) == ["n0", "n1", "n2"]
     assert names(11) == sorted(names(11))
+
+
+def test_virtual_nodes_share_out_the_users_and_all_that_is_known_of_them(tmp_path):
+    """Neighbours stay together, so that users have the numbers of `tacit run`; nobody is left out or there twice."""
+    whole = load("demo", 30)
+    nodes = [virtual._node("demo", 30, str(tmp_path), number, 7, "fedmf") for number in range(7)]
+    assert [user for node in nodes for user in node.data.user_ids.tolist()] == whole.user_ids.tolist()
+    sizes = [node.data.n_users for node in nodes]
+    assert max(sizes) - min(sizes) <= 1
+    found = [row for node in nodes for row in rows(node.data)]
+    assert sorted(found) == sorted(rows(whole))
+    assert [(node.name, node.vault.path, node.allow) for node in nodes] == [
+        (name, tmp_path / name, ("fedmf",)) for name in names(7)
+    ]
+
+
+def rows(data):
+    return zip(data.user_ids[data.user].tolist(), data.item_ids[data.item].tolist(), data.time.tolist(), strict=True)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is here")

@@ -1,18 +1,25 @@
+import shutil
+from dataclasses import astuple, replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 from tacit.config import config
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Method, Moment
+from tacit.core.rounds import sample
+from tacit.core.store import ClientStore
 from tacit.errors import UserError
 from tacit.methods import find
-from tacit.privacy.attacks import ATTACKS, clues
+from tacit.privacy.attacks import ATTACKS, clues, success
 from tacit.privacy.secure_fleet import SecureFleet
+from tacit.runs import audit as audited
 from tacit.runs.audit import audit, described, observe, real_items
-from tacit.runs.run import run, start
+from tacit.runs.folder import RunFolder
+from tacit.runs.run import reopen, run, start
 from toys import few_clients
 
 QUICK = {"data": "demo", "rounds": 2, "threads": 1, "settings": {"dim": 4, "epochs": 1}}
@@ -42,6 +49,20 @@ def test_the_server_looks_at_the_uploads_that_the_clients_make():
         assert torch.equal(seen.along, expected.along)
         server = FEDMF.aggregate(server, uploads, Moment(number, 0))
     assert number == 3
+
+
+def test_the_server_draws_as_it_would_in_the_next_rounds():
+    moments = []
+
+    class Noting(Method):
+        def aggregate(self, server, uploads, now):
+            moments.append(now)
+            return super().aggregate(server, uploads, now)
+
+    federation = few_clients(4, seed=5)
+    fleet = SimulatedFleet(Noting(dim=4, epochs=1), federation, threads=1)
+    list(observe(fleet, fleet.method.init_server(federation), torch.arange(4), 7, 2))
+    assert moments == [Moment(8, 5), Moment(9, 5)]
 
 
 def test_a_table_that_was_not_sent_is_compared_with_the_one_before():
@@ -96,9 +117,10 @@ def test_fedmf_tells_nearly_all_and_noise_hides_it(fedmf):
 
 def test_a_run_is_audited_as_it_was_made_and_under_another_protection(tmp_path):
     run("fedmf", out=tmp_path / "run", ldp="kind=unclipped-laplace,scale=0.001", **QUICK)
-    _, own, other = audit([tmp_path / "run"], [TIGHT], rounds=1, clients=20)
+    _, own, other, summed = audit([tmp_path / "run"], [TIGHT, {"secure": True}], rounds=1, clients=20)
     assert (own.protection, own.epsilon_round) == ("unclipped-laplace scale 0.001", float("inf"))
     assert other.protection == "gaussian clip 1 scale 7.5"
+    assert (summed.protection, summed.epsilon_round) == ("secure sum", None), "its own noise is not taken off"
     assert own.attacks["score direction"].auc > 0.8 > other.attacks["score direction"].auc
 
 
@@ -126,10 +148,65 @@ def test_what_cannot_be_audited_says_why(fedmf, tmp_path):
     assert first.attacks["score direction"].auc > 0.8
 
 
-def test_rounds_begin_where_a_run_stands(fedmf):
-    for at, after in (("start", 0), ("last", 2)):
-        _, found = audit([fedmf], rounds=1, clients=10, start=at)
-        assert found.after == after
+def test_rounds_begin_where_a_run_stands(fedmf, tmp_path):
+    """Round 3 is the last and no better than one before it."""
+    folder = RunFolder.open(shutil.copytree(fedmf, tmp_path / "run"))
+    server, clients = folder.load("last")
+    progress, spent = folder.progress({"items": server["items"] + 1})
+    folder.save(replace(progress, round=3), {name: leaf + 1 for name, leaf in clients.items()}, False, spent)
+    assert 0 < folder.best_round < folder.last_round == 3
+    run = reopen(folder.path)
+    for at, after in (("last", 3), ("best", folder.best_round), ("start", 0)):
+        found, rounds = audited._state(run, at)
+        expected, leaves = folder.load(at) if after else (run.method.init_server(run.fleet.federation), None)
+        if leaves is None:
+            leaves = ClientStore(run.method, run.fleet.federation).leaves
+        assert rounds == after
+        assert torch.equal(found["items"], expected["items"])
+        assert all(torch.equal(run.fleet.store.leaves[name], leaf) for name, leaf in leaves.items()), at
+    _, found = audit([folder.path], rounds=1, clients=10, start="start")
+    assert found.after == 0
+
+
+def test_attacks_are_on_the_rounds_after_those_of_the_run(fedmf):
+    """The same by hand: the run's private leaves, its server and the next numbers of rounds."""
+    guess, found = audit([fedmf], rounds=2, clients=12)
+    made = reopen(fedmf)
+    federation = made.fleet.federation
+    fleet, ids = SimulatedFleet(made.method, federation, threads=1), sample(federation.n_clients, 12, 0, 0)
+    server, leaves = made.folder.load("last")
+    fleet.store.load(leaves)
+    seen = list(observe(fleet, server, ids, 2, 2))
+    truth, counted = real_items(federation, ids)
+    for name, attack in ATTACKS.items():
+        expected = success(attack(seen).double().numpy(), truth, counted, 10)
+        assert astuple(found.attacks[name]) == pytest.approx(astuple(expected), abs=1e-6)
+    popular = np.bincount(
+        np.concatenate([made.split.train[u] for u in range(federation.n_users)]), minlength=truth.shape[1]
+    )
+    each = [roc_auc_score(t[c], popular[c]) for t, c in zip(truth, counted, strict=True)]
+    assert guess.attacks["popularity"].auc == pytest.approx(np.mean(each))
+
+
+def test_popularity_is_guessed_once_for_a_data_set(fedmf):
+    found = list(audit([fedmf, fedmf], rounds=1, clients=5))
+    assert [a.method for a in found] == ["(popularity)", "fedmf", "fedmf"]
+
+
+def test_a_method_that_sends_no_table_says_so(tmp_path):
+    run("localmf", out=tmp_path / "alone", **QUICK)
+    _, found = audit([tmp_path / "alone"], rounds=1, clients=5)
+    assert "uploads nothing that has a row per item" in found.refused
+    assert not found.attacks
+
+
+def test_noise_that_the_server_adds_promises_nothing_against_it(tmp_path):
+    settings = {"clip": 1.0, "dp_noise": 4.0, "dp_seed": 1}
+    summary = run("tally", out=tmp_path / "tally", data="demo", threads=1, settings=settings)
+    assert summary.epsilon is not None
+    _, found = audit([tmp_path / "tally"], rounds=1, clients=5)
+    assert found.epsilon_round is None
+    assert found.attacks["row change"].auc > 0.95
 
 
 def test_cells_of_a_sparse_upload_name_the_items(tmp_path):
