@@ -16,6 +16,8 @@ from tacit.errors import UserError
 from tacit.methods import find
 from tacit.privacy.attacks import ATTACKS, clues, success
 from tacit.privacy.secure_fleet import SecureFleet
+from tacit.privacy.secure_sum import honest
+from tacit.privacy.shared_noise import SharedNoise
 from tacit.runs import audit as audited
 from tacit.runs.audit import audit, described, observe, real_items
 from tacit.runs.folder import RunFolder
@@ -128,6 +130,17 @@ def test_noise_that_clients_share_is_for_those_in_the_sum(fedmf):
     (*_, shared) = audit([fedmf], [{"secure": True, "dp": "clip=1,noise=3.75"}], rounds=1, clients=20)
     assert shared.protection == "secure sum, shared clip 1 noise 3.75"
     assert shared.epsilon_round == pytest.approx(1, abs=0.01)
+    made = reopen(fedmf)
+    federation = made.fleet.federation
+    noise, ids = SharedNoise(1.0, 3.75, contributors=honest(20)), sample(federation.n_clients, 20, 0, 0)
+    fleet = SecureFleet(made.method, federation, threads=1, protection=noise)
+    server, leaves = made.folder.load("last")
+    fleet.store.load(leaves)
+    seen = list(observe(fleet, server, ids, 2, 1))
+    truth, counted = real_items(federation, ids)
+    for name, attack in ATTACKS.items():
+        expected = success(attack(seen).expand(20, -1).double().numpy(), truth, counted, 10)
+        assert astuple(shared.attacks[name]) == pytest.approx(astuple(expected), abs=1e-6)
 
 
 def test_what_cannot_be_audited_says_why(fedmf, tmp_path):
