@@ -1,5 +1,6 @@
 """CGFedRec: clients share which items belong together, not where they lie."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
@@ -17,7 +18,7 @@ from tacit.core.scorers import affine_step
 from tacit.data.cohort import Batch, Cohort, Federation
 from tacit.methods.pfedrec import PFedRec
 
-TILE = 512  # rows of a tile of the similarity matrix: it stays in the cache
+TILE = 576  # rows of a tile of the similarity matrix, at most: it stays in the cache
 CACHED = 2**18  # values of the tables that are worked on at a time, for the same reason
 
 
@@ -186,15 +187,16 @@ def _denominators(z: Tensor, counts: Tensor, temperature: float) -> tuple[Tensor
     """Σ_i ln Σ_{l≠i} exp(z_i·z_l / τ) and its gradient for z, over the items that count.
 
     The matrix X = exp((z zᵀ − 1) / τ) is symmetric, so half of its tiles are computed; with D its row sums, the
-    gradient is (D⁻¹ X z + X D⁻¹ z) / τ, one product of X with both.
+    gradient is (D⁻¹ X + X D⁻¹) z / τ, whose matrix is symmetric as well.
     """
-    m, d = z.shape
+    m = len(z)
+    step = math.ceil(m / math.ceil(m / TILE))  # tiles of one size
     scaled = z / temperature**0.5
     tiles: list[tuple[slice, slice, Tensor]] = []
     total = torch.zeros(m, dtype=z.dtype)
-    for i in range(0, m, TILE):
-        for j in range(i, m, TILE):
-            a, b = slice(i, min(i + TILE, m)), slice(j, min(j + TILE, m))
+    for i in range(0, m, step):
+        for j in range(i, m, step):
+            a, b = slice(i, min(i + step, m)), slice(j, min(j + step, m))
             tile = torch.mm(scaled[a], scaled[b].T).sub_(1 / temperature).exp_()
             if i == j:
                 tile.fill_diagonal_(0)
@@ -202,15 +204,15 @@ def _denominators(z: Tensor, counts: Tensor, temperature: float) -> tuple[Tensor
                 total[b] += tile.sum(0)
             total[a] += tile.sum(1)
             tiles.append((a, b, tile))
-    share = counts / total.clamp(min=torch.finfo(z.dtype).tiny)
-    both = torch.cat([z, share[:, None] * z], 1)  # (m, 2d)
-    out = torch.zeros_like(both)
+    total.clamp_(min=torch.finfo(z.dtype).tiny)
+    share = counts / total
+    out = torch.zeros_like(z)
     for a, b, tile in tiles:
-        out[a].addmm_(tile, both[b])
+        tile.mul_(share[a, None] + share[b])
+        out[a].addmm_(tile, z[b])
         if a != b:
-            out[b].addmm_(tile.T, both[a])
-    log = (counts * (total.clamp(min=torch.finfo(z.dtype).tiny).log() + 1 / temperature)).sum()
-    return log, (share[:, None] * out[:, :d] + out[:, d:]) / temperature
+            out[b].addmm_(tile.T, z[a])
+    return (counts * (total.log() + 1 / temperature)).sum(), out / temperature
 
 
 def _some_denominators(
