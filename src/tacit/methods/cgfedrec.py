@@ -107,11 +107,14 @@ class CGFedRec(PFedRec):
         if found is None or not ("items" in found[1] or batch.report):
             return found
         loss, grads = found
-        inputs = (p["items"], p["labels"], self.temperature, self.base_temperature, p.get("anchors"), self.smooth)
-        value, slope = alignment(*inputs)
+        on = batch.active.nonzero().flatten()  # the others take no step
+        whose = p if len(on) == len(loss) else p | {n: p[n][on] for n in ("items", "anchors") if n in p}
+        value, slope = alignment(
+            whose["items"], p["labels"], self.temperature, self.base_temperature, whose.get("anchors"), self.smooth
+        )
         if "items" in grads:
-            grads["items"].add_(slope, alpha=self.strength)
-        return loss + self.strength * value, grads
+            grads["items"].index_add_(0, on, slope, alpha=self.strength)
+        return loss.index_add(0, on, value, alpha=self.strength), grads
 
     def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
         """The whole table, as Algorithm 1 has it; every client counts alike (Eq. 4)."""
