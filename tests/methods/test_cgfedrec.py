@@ -136,6 +136,27 @@ def test_a_step_by_hand_is_that_of_autograd(anchors, smooth):
         torch.testing.assert_close(value, plain + method.strength * written_down.float())
 
 
+@pytest.mark.parametrize("anchors", [0, 7])
+def test_who_has_no_samples_left_is_not_aligned(anchors):
+    """Clients in any order: those that still take steps have autograd's gradients, the others none of the alignment."""
+    method, federation = CGFedRec(**SMALL, anchors=anchors), few_clients(6)
+    ids = torch.from_numpy(np.argsort(federation.sizes, kind="stable"))  # the short ones first
+    data = federation.cohort(ids, 2, 4, every_row=True)
+    server = method.init_server(federation)
+    server["labels"] = (torch.arange(federation.n_items) % 3).to(torch.uint8)
+    p = method.receive(ClientStore(method, federation).read(data), method.downlink(server, ids), data)
+    p["items"] = (p["items"] + 0.1).clone().requires_grad_()
+    stopped = 0
+    for batch in data.batches(0, 0, 16):
+        (expected,) = torch.autograd.grad(method.loss(p, batch).sum(), p["items"])
+        with torch.no_grad():
+            grads = method.by_hand(p, batch, ("items",), {})[1]
+        torch.testing.assert_close(grads["items"][batch.active], expected[batch.active], atol=1e-6, rtol=1e-4)
+        assert not grads["items"][~batch.active].any()
+        stopped += int((~batch.active).sum())
+    assert stopped
+
+
 def test_a_byte_an_item_comes_down_and_a_table_goes_up():
     method, federation = CGFedRec(**SMALL), few_clients(6)
     fleet, traffic = SimulatedFleet(method, federation, threads=1), Traffic()
