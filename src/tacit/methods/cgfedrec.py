@@ -42,7 +42,7 @@ class CGFedRec(PFedRec):
     temperature: float = 0.1  # τ
     base_temperature: float = 0.5  # τ_base
     anchors: int = 0
-    smooth: bool = True
+    smooth: bool = True  # of the gradient from anchors; without them nothing is estimated
     variant: Literal["c", "e", "ec", "erc"] = "c"
 
     name: ClassVar[str] = "cgfedrec"
