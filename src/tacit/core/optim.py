@@ -79,6 +79,16 @@ class Stacked:
         )
 
 
+def adam(
+    gradient: Tensor, first: Tensor, second: Tensor, taken: int, eps: float = _EPS
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Adam's direction at its step number `taken`, for one who keeps the moments; and the moments after it."""
+    first = _BETA1 * first + (1 - _BETA1) * gradient
+    second = _BETA2 * second + (1 - _BETA2) * gradient.square()
+    unbiased = (second / (1 - _BETA2**taken)).sqrt()
+    return first / (1 - _BETA1**taken) / (unbiased + eps), first, second
+
+
 @cache
 def _count(steps: int) -> Tensor:
     """A number of steps in the form the kernel reads; made once, because making it costs more than reading it."""

@@ -144,23 +144,26 @@ class Chosen:
         positive.view(-1)[place] = batch.positive.reshape(-1)[row]
         return cls(rows, replace(batch, count=count, positive=positive), place, row, table.shape)
 
-    def through(self, p: State, depth: int, user: Tensor, rows: Tensor) -> tuple[Tensor, State, Tensor]:
+    def through(
+        self, p: State, depth: int, user: Tensor, rows: Tensor, leak: float = 0.0
+    ) -> tuple[Tensor, State, Tensor]:
         """The perceptron's loss (C,) for users (C, 1, d) and rows (C, B, d); gradients of its weights, user and rows.
 
-        h is a layer's width.
+        h is a layer's width, `leak` its units' slope below zero.
         """
         d = rows.shape[2]
         of_user, of_row = p["w0"][:, :d], p["w0"][:, d:]  # (C, d, h) each
         hidden = [torch.baddbmm(torch.baddbmm(p["b0"][:, None], user, of_user), rows, of_row)]
         for n in range(1, depth + 1):
-            hidden.append(torch.baddbmm(p[f"b{n}"][:, None], hidden[-1].relu_(), p[f"w{n}"]))
+            hidden.append(torch.baddbmm(p[f"b{n}"][:, None], F.leaky_relu_(hidden[-1], leak), p[f"w{n}"]))
         loss, slope = row_slope(hidden.pop().mT, self.batch)
         back = slope.mT  # (C, B, h) of the layer's output
         grads: State = {}
         for n in range(depth, 0, -1):
             inputs = hidden.pop()
             grads[f"w{n}"], grads[f"b{n}"] = inputs.mT @ back, back.sum(1)
-            back = (back @ p[f"w{n}"].mT).mul_(inputs.sign_())  # ReLU's slope is the sign of what it gave
+            # ReLU's slope is the sign of what it gave
+            back = (back @ p[f"w{n}"].mT).mul_(torch.where(inputs > 0, 1.0, leak) if leak else inputs.sign_())
         total = back.sum(1, keepdim=True)
         grads |= {"b0": total[:, 0], "w0": torch.cat([user.mT @ total, rows.mT @ back], 1), "user": total @ of_user.mT}
         return loss, grads, back @ of_row.mT

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tacit import rng
 from tacit.core.method import Method, Moment, Phase, spread
-from tacit.core.optim import Optimizer, Stacked
+from tacit.core.optim import Optimizer, Stacked, adam
 from tacit.core.payload import Cut, Each, Few, Payload, Rows, State
 from tacit.core.scorers import Chosen, pair_bce, pick, row_bce
 from tacit.data.cohort import Batch, Cohort, Federation
@@ -46,16 +46,18 @@ class HeteFedRec(Method):
     distil_items: int = 256  # |V_kd|, drawn anew every round
     distil_lr: float = 0.001  # of the server's Adam
     distil_steps: int = 1
-    combine: Literal["sum", "mean"] = "sum"  # of tables' updates: Eq. 8, or by column over the clients that have it
-    combine_theta: Literal["sum", "mean"] = "mean"  # of perceptrons': Eq. 15, or over the clients that have it
+    server: Optimizer = "adam"  # what takes the sums of Eq. 8 and 15 for a gradient; sgd at rate 1 adds them
+    server_lr: float = 0.03
+    server_eps: float = 0.001  # of its Adam, against sums: keeps items that are seen once from jumping
     layers: tuple[int, ...] = (8, 8)  # behind the input of 2 N_a
+    leak: float = 0.1  # slope of their units below zero; 0: ReLU, which can leave a user's best items with one score
     propagations: int = 1  # of lightgcn
     elsewhere: float = 100.0  # of lightgcn: interactions an item is taken to have with other clients
 
     dim: int = 0  # follows from the widths
-    lr: float = 1.0
-    table_lr: float = 3.0
-    theta_lr: float = 0.0  # of the perceptrons; 0: the same as lr
+    lr: float = 3.0
+    table_lr: float = 1.0
+    theta_lr: float = 1.0  # of the perceptrons; 0: the same as lr
     epochs: int = 1
     optimizer: Optimizer = "sgd"
     init: float = 0.1
@@ -125,8 +127,6 @@ class HeteFedRec(Method):
             return "it leaves out what clients with little data send"
         if self.variant == "clustered":
             return "it adds up the updates of each group by themselves"
-        if not self.alone and "mean" in (self.combine, self.combine_theta):
-            return "it divides by the clients that hold a column; --set combine=sum --set combine_theta=sum does not"
         return ""
 
     # groups
@@ -199,6 +199,10 @@ class HeteFedRec(Method):
                 parts += [unit * (2 / rows) ** 0.5, torch.zeros(columns)]
         own = {f"items_{a}": table[:, :width].clone() for a, width in enumerate(self.sizes)}
         shared = {} if self.alone else own | {"theta": torch.cat(parts)}
+        if shared and self.server == "adam":
+            shared |= {f"{m}_items": torch.zeros(self._sums, *table.shape) for m in ("first", "second")}
+            shared |= {f"{m}_theta": torch.zeros_like(shared["theta"]) for m in ("first", "second")}
+            shared |= {"taken": torch.tensor(0)}
         return shared | {"group": self.group(federation)}
 
     def init_clients(self, federation: Federation, ids: Tensor) -> State:
@@ -225,13 +229,11 @@ class HeteFedRec(Method):
         return Payload(ids, {"items": Few(tables, model, self.dim), "theta": Few(theta, model, longest)})
 
     def aggregate(self, server: State, uplinks: Iterable[Payload], now: Moment) -> State:
-        """Padded updates added up for all tables (Eq. 7–9), perceptrons' by model (Eq. 15), then distillation."""
+        """Padded updates added up for all tables (Eq. 7–8), perceptrons' by model, a step (Eq. 9, 15), distillation."""
         clustered = self.variant == "clustered"
-        places = len(self.sizes) if clustered else 1  # tables that are summed by themselves
         first, n_items = torch.arange(self.dim), 0 if self.alone else len(server["items_0"])
-        total = torch.zeros(places, n_items, self.dim, dtype=torch.float64)
+        total = torch.zeros(self._sums, n_items, self.dim, dtype=torch.float64)
         theta = torch.zeros(self._starts[-1], dtype=torch.float64)
-        clients = torch.zeros(len(self.sizes), dtype=torch.float64)  # by model
         for up in uplinks:
             if self.alone:
                 continue
@@ -243,7 +245,6 @@ class HeteFedRec(Method):
             group = server["group"][up.ids]
             model = self.model(group)
             counts = (group > 0 if self.variant == "exclusive" else group >= 0).double()  # (C,)
-            clients.index_add_(0, model, counts)
             place = model if clustered else torch.zeros_like(model)
             if isinstance(change.of, Rows):
                 rows = change.of.change().double() * counts.view(-1, 1, 1)
@@ -255,17 +256,30 @@ class HeteFedRec(Method):
             theta += (up["theta_change"].double() * counts[:, None] * self._stretches[model]).sum(0)
         if self.alone or not (total.any() or theta.any()):
             return server
-        if self.combine == "mean":
-            wide = torch.tensor(self.sizes)[:, None] > first  # (models, d)
-            holders = clients[:, None] * wide if clustered else (clients[:, None] * wide).sum(0, keepdim=True)
-            total /= holders.clamp(min=1)[:, None]
-        if self.combine_theta == "mean":
-            theta /= (clients[:, None] * self._stretches).sum(0).clamp(min=1)
-        new = {"theta": (server["theta"].double() + theta).float()}
+        moments, move = self._moves(server, {"items": total, "theta": theta})
+        new = {"theta": (server["theta"].double() + move["theta"]).float()}
         for a, width in enumerate(self.sizes):
-            change_of = total[a if clustered else 0, :, :width]
-            new[f"items_{a}"] = (server[f"items_{a}"].double() + change_of).float()
-        return server | (self.distilled(new, now) if self.variant == "hete" and self.distillation else new)
+            own_move = move["items"][a if clustered else 0, :, :width]
+            new[f"items_{a}"] = (server[f"items_{a}"].double() + own_move).float()
+        return server | moments | (self.distilled(new, now) if self.variant == "hete" and self.distillation else new)
+
+    @property
+    def _sums(self) -> int:
+        """How many tables are summed by themselves."""
+        return len(self.sizes) if self.variant == "clustered" else 1
+
+    def _moves(self, server: State, sums: State) -> tuple[State, State]:
+        """The server's new moments, and what goes to all tables alike for these sums, so that Eq. 10 stays true."""
+        if self.server == "sgd":
+            return {}, {n: self.server_lr * x for n, x in sums.items()}
+        moments: State = {"taken": server["taken"] + 1}
+        move: State = {}
+        for n, x in sums.items():
+            past = server[f"first_{n}"].double(), server[f"second_{n}"].double()
+            direction, first, second = adam(x, *past, int(moments["taken"]), self.server_eps)
+            move[n] = self.server_lr * direction
+            moments |= {f"first_{n}": first.float(), f"second_{n}": second.float()}
+        return moments, move
 
     @cached_property
     def _stretches(self) -> Tensor:
@@ -376,7 +390,7 @@ class HeteFedRec(Method):
         for a, who in self._by_model(p):
             n = self.sizes[a]
             net = self.perceptron(p["theta"][who], a)
-            out[who] = every_pair(net, users[who][..., :n], items[who][..., :n])
+            out[who] = every_pair(net, users[who][..., :n], items[who][..., :n], self.leak)
         return out
 
     def pairs(self, p: State, table: Tensor, slot: Tensor, row: Tensor) -> Tensor:
@@ -386,7 +400,7 @@ class HeteFedRec(Method):
         for a, who in self._by_model(p):
             n = self.sizes[a]
             both = [pick(users[who][..., :n], slot[who]), pick(items[who][..., :n], row[who])]
-            out[who] = through(self.perceptron(p["theta"][who], a), torch.cat(both, -1))
+            out[who] = through(self.perceptron(p["theta"][who], a), torch.cat(both, -1), self.leak)
         return out
 
     def loss(self, p: State, batch: Batch) -> Tensor:
@@ -399,10 +413,10 @@ class HeteFedRec(Method):
             n = self.sizes[a]
             net = self.perceptron(p["theta"], a)
             if batch.row is None or batch.slot is None:
-                part = row_bce(every_pair(net, users[..., :n], items[..., :n]), batch)
+                part = row_bce(every_pair(net, users[..., :n], items[..., :n], self.leak), batch)
             else:
                 both = [pick(users[..., :n], batch.slot), pick(items[..., :n], batch.row)]
-                part = pair_bce(through(net, torch.cat(both, -1)), batch)
+                part = pair_bce(through(net, torch.cat(both, -1), self.leak), batch)
             total = total + part * p["tasks"][:, a]
         if "real" in p:
             rows = p["items"] * p["real"]
@@ -427,7 +441,7 @@ class HeteFedRec(Method):
             if not task.any():
                 continue
             net = self.perceptron(p["theta"], a)
-            part, grads, rows = chosen.through(net, len(self.layers), users[..., :n], chosen.rows[..., :n])
+            part, grads, rows = chosen.through(net, len(self.layers), users[..., :n], chosen.rows[..., :n], self.leak)
             if not task.all():
                 part, rows = part * task, rows * task.view(-1, 1, 1)
                 grads = {k: g * task.view(-1, *[1] * (g.dim() - 1)) for k, g in grads.items()}
@@ -487,23 +501,23 @@ def divided(sizes: NDArray[np.int64], ratio: tuple[float, ...]) -> Tensor:
     return torch.from_numpy(np.searchsorted(bounds, rank, side="right").clip(max=len(ratio) - 1).astype(np.int64))
 
 
-def every_pair(net: State, users: Tensor, items: Tensor) -> Tensor:
+def every_pair(net: State, users: Tensor, items: Tensor, leak: float) -> Tensor:
     """(C, U, L) logits of users (C, U, d) and items (C, L, d); the first layer's halves are added."""
     d = items.shape[-1]
     first = (users @ net["w0"][:, :d])[:, :, None] + (items @ net["w0"][:, d:])[:, None] + net["b0"][:, None, None]
     C, U, L, _ = first.shape
-    return _rest(net, first.flatten(1, 2)).view(C, U, L)
+    return _rest(net, first.flatten(1, 2), leak).view(C, U, L)
 
 
-def through(net: State, both: Tensor) -> Tensor:
+def through(net: State, both: Tensor, leak: float) -> Tensor:
     """(C, B) logits of pairs side by side (C, B, 2d)."""
-    return _rest(net, torch.baddbmm(net["b0"][:, None], both, net["w0"]))
+    return _rest(net, torch.baddbmm(net["b0"][:, None], both, net["w0"]), leak)
 
 
-def _rest(net: State, hidden: Tensor) -> Tensor:
+def _rest(net: State, hidden: Tensor, leak: float) -> Tensor:
     """All layers after the first: (C, B, h) -> (C, B)."""
     for n in range(1, len(net) // 2):
-        hidden = torch.baddbmm(net[f"b{n}"][:, None], F.relu(hidden), net[f"w{n}"])
+        hidden = torch.baddbmm(net[f"b{n}"][:, None], F.leaky_relu(hidden, leak), net[f"w{n}"])
     return hidden[..., 0]
 
 
