@@ -79,14 +79,12 @@ class Stacked:
         )
 
 
-def adam(
-    gradient: Tensor, first: Tensor, second: Tensor, taken: int, eps: float = _EPS
-) -> tuple[Tensor, Tensor, Tensor]:
+def adam(gradient: Tensor, first: Tensor, second: Tensor, taken: int) -> tuple[Tensor, Tensor, Tensor]:
     """Adam's direction at its step number `taken`, for one who keeps the moments; and the moments after it."""
     first = _BETA1 * first + (1 - _BETA1) * gradient
     second = _BETA2 * second + (1 - _BETA2) * gradient.square()
     unbiased = (second / (1 - _BETA2**taken)).sqrt()
-    return first / (1 - _BETA1**taken) / (unbiased + eps), first, second
+    return first / (1 - _BETA1**taken) / (unbiased + _EPS), first, second
 
 
 @cache

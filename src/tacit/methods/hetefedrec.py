@@ -40,7 +40,7 @@ class HeteFedRec(Method):
     variant: Literal["hete", "small", "large", "exclusive", "standalone", "clustered", "direct"] = "hete"
     backbone: Literal["ncf", "lightgcn"] = "ncf"
     dual: bool = True  # unified dual-task learning: a client trains the narrower models on its first columns, too
-    decorrelation: float = 1.0  # α of Eq. 14; 0: without
+    decorrelation: float = 0.01  # α of Eq. 14, against mean losses; 0: without
     decorrelated: Literal["touched", "all"] = "touched"  # the rows that Eq. 13 moves; it looks at all either way
     distillation: bool = True  # relation-based ensemble self-distillation
     distil_items: int = 256  # |V_kd|, drawn anew every round
@@ -48,7 +48,6 @@ class HeteFedRec(Method):
     distil_steps: int = 1
     server: Optimizer = "adam"  # what takes the sums of Eq. 8 and 15 for a gradient; sgd at rate 1 adds them
     server_lr: float = 0.03
-    server_eps: float = 0.001  # of its Adam, against sums: keeps items that are seen once from jumping
     layers: tuple[int, ...] = (8, 8)  # behind the input of 2 N_a
     leak: float = 0.1  # slope of their units below zero; 0: ReLU, which can leave a user's best items with one score
     propagations: int = 1  # of lightgcn
@@ -276,7 +275,7 @@ class HeteFedRec(Method):
         move: State = {}
         for n, x in sums.items():
             past = server[f"first_{n}"].double(), server[f"second_{n}"].double()
-            direction, first, second = adam(x, *past, int(moments["taken"]), self.server_eps)
+            direction, first, second = adam(x, *past, int(moments["taken"]))
             move[n] = self.server_lr * direction
             moments |= {f"first_{n}": first.float(), f"second_{n}": second.float()}
         return moments, move
