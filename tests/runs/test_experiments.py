@@ -115,7 +115,7 @@ def test_runs_are_carried_out_once_and_collected(file, tmp_path):
     cell = found["FedMF", "demo", "strict"]
     assert [s.seed for s in cell.runs] == [0]
     assert cell.figure("HR@10") == (cell.runs[0].test["HR@10"], None)
-    assert cell.figure("HR@10", sampled=True) == (cell.runs[0].test_sampled99["HR@10"], None)
+    assert cell.figure("HR@10", "sampled") == (cell.runs[0].test_sampled99["HR@10"], None)
     assert found["rates lr=0.1", "demo", "paper"].figure("HR@10") is None
     text = experiments.markdown(made, found)
     (row,) = [line for line in text.splitlines() if line.startswith("| FedMF")]
@@ -131,6 +131,11 @@ def test_runs_are_carried_out_once_and_collected(file, tmp_path):
     assert "Below the table." in text
     empty = experiments.markdown(made, experiments.collect(made, tmp_path / "elsewhere"))
     assert experiments.NOTHING in empty
+    search = made.model_copy(update={"shown": "valid"})
+    assert experiments.headings(search)[2:4] == ["paper, validation", "strict, validation"]
+    cells = experiments.table_rows(search, "demo", found)[0]
+    assert cells[3] == [f"{cell.runs[0].valid[m]:.4f}" for m in made.metrics]
+    assert cell.runs[0].valid["HR@10"] != cell.runs[0].test["HR@10"]
     assert experiments.NOTHING not in text
     assert "| FedMF" not in empty
 

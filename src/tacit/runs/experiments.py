@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -20,6 +20,7 @@ from tacit.runs.compare import is_of, once
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import Summary, Watch
 
+Kind = Literal["valid", "test", "sampled"]
 NOTHING = "nothing is finished yet"
 
 # Megabytes are per client and round, seconds per round.
@@ -93,6 +94,7 @@ class Experiment(_Part):
     protocols: list[Protocol] = ["paper", "strict"]
     seeds: list[int] = [0]
     figures: list[str] = Field(default_factory=list)  # of FIGURES, beside the metrics
+    shown: Literal["test", "valid"] = "test"  # valid: a search for settings, which has no business with the test set
     options: dict[str, Any] = Field(default_factory=dict)  # of every run
     settings: dict[str, Any] = Field(default_factory=dict)  # of every method that has them
     data: list[DataSet]
@@ -116,9 +118,9 @@ class Cell:
 
     runs: tuple[Summary, ...]
 
-    def figure(self, metric: str, sampled: bool = False) -> tuple[float, float | None] | None:
+    def figure(self, metric: str, kind: Kind = "test") -> tuple[float, float | None] | None:
         """Mean and, over several seeds, standard deviation; None where nothing is finished."""
-        chosen = [s.test_sampled99 if sampled else s.test for s in self.runs]
+        chosen = [{"valid": s.valid, "test": s.test, "sampled": s.test_sampled99}[kind] for s in self.runs]
         return _spread([c[metric] for c in chosen if c is not None])
 
     def cost(self, name: str) -> tuple[float, float | None] | None:
@@ -274,10 +276,7 @@ def headings(experiment: Experiment) -> list[str]:
     """The columns of a table."""
     out = ["method", "published"]
     for protocol in experiment.protocols:
-        out.append(f"{protocol}{' (1 of 100)' if protocol in ('paper', 'symmetric') else ''}")
-        if protocol == "strict":
-            out[-1] = "strict (1 of 100)"
-            out.append("strict (all items)")
+        out += _kinds(experiment, protocol)
     told = {name for line in experiment.run for entries in line.published.values() for e in entries for name in e}
     out += [FIGURES[f][0] + (" (published)" if f in told else "") for f in experiment.figures]
     return [*out, "seeds"]
@@ -295,13 +294,22 @@ def table_rows(experiment: Experiment, data: str, found: dict[tuple[str, str, st
         for protocol in experiment.protocols:
             cell = found.get((label, data, protocol), Cell(()))
             counts.append(len(cell.runs))
-            kinds = (True, False) if protocol == "strict" else (False,)
-            cells += [[_text(cell.figure(m, sampled)) for m in metrics] for sampled in kinds]
+            kinds = _kinds(experiment, protocol)
+            cells += [[_text(cell.figure(m, kind)) for m in metrics] for kind in kinds.values()]
         first = found.get((label, data, experiment.protocols[0]), Cell(()))
         cells += [[_cost(first.cost(f), printed(line, data, place, f))] for f in experiment.figures]
         cells.append([str(counts[0]) if len(set(counts)) == 1 else "/".join(map(str, counts))])
         out.append(cells)
     return out
+
+
+def _kinds(experiment: Experiment, protocol: Protocol) -> dict[str, Kind]:
+    """Heading -> what is shown of a protocol's runs."""
+    if experiment.shown == "valid":
+        return {f"{protocol}, validation": "valid"}
+    if protocol == "strict":
+        return {"strict (1 of 100)": "sampled", "strict (all items)": "test"}
+    return {f"{protocol} (1 of 100)" if protocol in ("paper", "symmetric") else protocol: "test"}
 
 
 def slug(label: str) -> str:
