@@ -54,7 +54,7 @@ class HeteFedRec(Method):
     elsewhere: float = 100.0  # of lightgcn: interactions an item is taken to have with other clients
 
     dim: int = 0  # follows from the widths
-    lr: float = 3.0
+    lr: float = 1.0
     table_lr: float = 1.0
     theta_lr: float = 1.0  # of the perceptrons; 0: the same as lr
     epochs: int = 1
