@@ -56,7 +56,7 @@ class HeteFedRec(Method):
     dim: int = 0  # follows from the widths
     lr: float = 1.0
     table_lr: float = 1.0
-    theta_lr: float = 1.0  # of the perceptrons; 0: the same as lr
+    theta_lr: float = 0.1  # of the perceptrons, whose inputs are long: ten times as much diverges; 0: the same as lr
     epochs: int = 1
     optimizer: Optimizer = "sgd"
     init: float = 0.1
