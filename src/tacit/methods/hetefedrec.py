@@ -76,6 +76,8 @@ class HeteFedRec(Method):
             raise UserError(f"ratio={self.ratio} does not do for {self.name}: it needs a share for each of the widths")
         if self.dim not in (0, self.sizes[-1]):
             raise UserError(f"dim={self.dim} does not do for {self.name}: widths says how wide its tables are")
+        if not 0 <= self.leak < 1:
+            raise UserError(f"leak={self.leak} does not do for {self.name}: a slope of 0 (ReLU) or more, below 1")
         if self.weighting != "uniform" or self.scored_with != "server":
             raise UserError(
                 f"{self.name} adds updates up and ranks with the server's tables: no weighting, no own ones"
