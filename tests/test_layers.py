@@ -10,13 +10,14 @@ ROOT = Path(tacit.__file__).parent
 # room -> the rooms it may import; everything may import itself
 BELOW = {
     "errors": set(),
+    "registry": {"errors"},
     "rng": {"errors"},
     "data": {"errors", "rng"},
     "core": {"errors", "rng", "data"},
-    "methods": {"errors", "rng", "data", "core", "privacy"},  # a method may state its own privacy budget
-    "privacy": {"errors", "rng", "data", "core"},
-    "evaluation": {"errors", "rng", "data", "core"},
-    "config": {"errors", "data", "core", "evaluation"},
+    "methods": {"errors", "registry", "rng", "data", "core", "privacy"},  # a method may state its own privacy budget
+    "privacy": {"errors", "registry", "rng", "data", "core"},
+    "evaluation": {"errors", "registry", "rng", "data", "core"},
+    "config": {"errors", "registry", "data", "core", "evaluation"},
 }
 BELOW["runs"] = set(BELOW)
 BELOW["deploy"] = BELOW["studio"] = BELOW["runs"] | {"runs"}
