@@ -1,4 +1,4 @@
-"""Whether a change of the code moved a number: every method for three rounds, server state and metrics before and after.
+"""Whether a change of the code moved a number: every method for three rounds, before and after.
 
 python -m benchmarks.unmoved FOLDER                  runs all cases with the code at hand, a folder each
 python -m benchmarks.unmoved FOLDER --against OTHER  compares two such folders; writes results/unmoved.json
@@ -22,11 +22,32 @@ LIMIT = 1e-5
 
 # name of a case -> (method, settings, options of the run)
 Case = tuple[str, dict[str, Any], dict[str, Any]]
-PLAIN = (
-    "cgfedrec cofedrec ease fedca fedcia fedlightgcn fedmf fedncf fedrap gfcf gpfedrec hetefedrec lightgcn localmf mf "
-    "ncf oracle perfedrec pfedclr pfedgraph pfedrec popularity tally"
-).split()
-PLUGGED = "fedmf fedncf perfedrec pfedrec fedrap gpfedrec".split()
+PLAIN = [
+    "cgfedrec",
+    "cofedrec",
+    "ease",
+    "fedca",
+    "fedcia",
+    "fedlightgcn",
+    "fedmf",
+    "fedncf",
+    "fedrap",
+    "gfcf",
+    "gpfedrec",
+    "hetefedrec",
+    "lightgcn",
+    "localmf",
+    "mf",
+    "ncf",
+    "oracle",
+    "perfedrec",
+    "pfedclr",
+    "pfedgraph",
+    "pfedrec",
+    "popularity",
+    "tally",
+]
+PLUGGED = ["fedmf", "fedncf", "perfedrec", "pfedrec", "fedrap", "gpfedrec"]
 
 
 def cases() -> dict[str, Case]:

@@ -3,7 +3,7 @@ from dataclasses import dataclass, fields
 import pytest
 
 from tacit.config import build, config, parse_pairs
-from tacit.core.method import Method
+from tacit.core.trained import Trained
 from tacit.errors import UserError
 from tacit.methods import find, known
 from tacit.methods.fedncf import FedNCF
@@ -49,7 +49,7 @@ def test_a_single_value_is_a_tuple_too():
 
 
 @dataclass(frozen=True)
-class Choosy(Method):
+class Choosy(Trained):
     name = "choosy"
     limit: float | None = 1.0
     on: bool = False

@@ -20,6 +20,7 @@ BELOW = {
     "config": {"errors", "registry", "data", "core", "evaluation"},
 }
 BELOW["runs"] = set(BELOW)
+BELOW["testing"] = BELOW["runs"] | {"runs"}
 BELOW["deploy"] = BELOW["studio"] = BELOW["runs"] | {"runs"}
 BELOW["cli"] = set(BELOW) | {"runs", "deploy", "studio"}
 BELOW["__init__"] = {"errors", "runs"}  # what `import tacit` offers

@@ -1,13 +1,11 @@
 """Small made-up data that several test files share."""
 
-from functools import cache
-
 import numpy as np
 
 from tacit.data.cohort import Federation
-from tacit.data.demo import demo
 from tacit.data.interactions import Interactions, from_columns
 from tacit.data.splits import split
+from tacit.testing import few_users
 
 
 def random_data(users=12, items=400, seed=0, shortest=3, longest=15, times=True, ties=False) -> Interactions:
@@ -20,14 +18,6 @@ def random_data(users=12, items=400, seed=0, shortest=3, longest=15, times=True,
     user, item = np.array(rows)[rng.permutation(len(rows))].T
     time = rng.integers(0, 4, len(user)) if ties else rng.permutation(len(user))
     return from_columns("toy", user, item, time.astype(np.float64) if times else None)
-
-
-@cache
-def few_users(count: int) -> Interactions:
-    """The first users of the demo."""
-    data = demo()
-    kept = data.user < count
-    return from_columns("few", data.user[kept], data.item[kept], data.time[kept])
 
 
 def few_clients(count: int, protocol="strict", seed=0, groups=0) -> Federation:

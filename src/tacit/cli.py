@@ -512,7 +512,7 @@ def methods_command() -> None:
         about = (cls.__doc__ or "").strip().splitlines()[0]
         fields = ", ".join(f"{f.name}={_short(f.default)}" for f in dataclasses.fields(cls))
         table.add_row(name, about + (f" ({cls.paper})" if cls.paper else ""), fields)
-    for name, plug in registry.PLUGS.items():
+    for name, plug in registry.PLUGS.known().items():
         about = (plug.__doc__ or "").strip().splitlines()[0]
         fields = ", ".join(f"{f.name}={_short(f.default)}" for f in dataclasses.fields(plug))
         table.add_row(f"--plug {name}", about, fields)

@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from tacit.core.capabilities import refined
 from tacit.core.method import Method
+from tacit.core.trial import check_method, check_settings
 from tacit.data.splits import Protocol
 from tacit.errors import UserError, unknown
 from tacit.evaluation.metrics import KS, NAMES
@@ -112,7 +114,8 @@ def config(**values: Any) -> RunConfig:
 
 def build(cls: type[Method], settings: dict[str, Any]) -> Method:
     """A method with its settings, each checked against the field's type."""
-    cls = cls.refined(settings)
+    cls = refined(cls, settings)
+    check_settings(cls)
     kinds = get_type_hints(cls)
     fields = {f.name: kinds[f.name] for f in dataclasses.fields(cls)}
     values = {}
@@ -121,7 +124,9 @@ def build(cls: type[Method], settings: dict[str, Any]) -> Method:
             raise unknown(f"setting of {cls.name}", key, fields)
         values[key] = _parse(cls, key, value, fields[key])
         _check_range(cls, key, values[key])
-    return cls(**values)
+    method = cls(**values)
+    check_method(method)
+    return method
 
 
 def parse_pairs(pairs: list[str], example: str = "--set dim=32") -> dict[str, str]:

@@ -5,7 +5,7 @@ import inspect
 import pkgutil
 import sys
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from tacit.errors import UserError, unknown
@@ -23,7 +23,21 @@ class Registry(Generic[T]):
 
     def known(self) -> dict[str, type[T]]:
         """The classes of the room by name."""
-        return _standing(self.room, self.base)
+        return self._standing
+
+    @cached_property
+    def _standing(self) -> dict[str, type[T]]:
+        package = importlib.import_module(self.room)
+        inside = pkgutil.iter_modules(getattr(package, "__path__", []))
+        found: dict[str, Any] = {}
+        for module in [package, *(importlib.import_module(f"{self.room}.{m.name}") for m in inside)]:
+            for cls in vars(module).values():
+                if not inspect.isclass(cls) or not issubclass(cls, self.base) or cls.__module__ != module.__name__:
+                    continue
+                name = vars(cls).get("name")
+                if name and (name not in found or issubclass(cls, found[name])):  # a class before what it is built on
+                    found[name] = cls
+        return dict(sorted(found.items()))
 
     def find(self, name: str) -> type[T]:
         """The class behind a name, whatever its case, or behind `module:Class`."""
@@ -52,17 +66,3 @@ class Registry(Generic[T]):
             needed = f"{self.base.__module__}.{self.base.__name__}"
             raise UserError(f"'{path}' is not a {self.kind}: it must be a subclass of {needed}")
         return found
-
-
-@cache
-def _standing(room: str, base: type[Any]) -> dict[str, type[Any]]:
-    package = importlib.import_module(room)
-    modules = [package]
-    for module in pkgutil.iter_modules(getattr(package, "__path__", [])):
-        modules.append(importlib.import_module(f"{room}.{module.name}"))
-    found: dict[str, type[Any]] = {}
-    for loaded in modules:
-        for _, cls in inspect.getmembers(loaded, inspect.isclass):
-            if issubclass(cls, base) and cls.__module__ == loaded.__name__ and "name" in vars(cls):
-                found[cls.name] = cls
-    return dict(sorted(found.items()))

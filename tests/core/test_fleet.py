@@ -6,13 +6,13 @@ import torch
 
 from tacit.core import fleet as fleet_module
 from tacit.core.fleet import SimulatedFleet, Traffic, single_threaded_torch
-from tacit.core.method import Method
 from tacit.core.scorers import dot, pick
+from tacit.core.trained import Trained
 from tacit.data.cohort import Federation
 from tacit.data.splits import split
 from toys import few_clients, random_data
 
-QUICK = Method(dim=4, epochs=1, init=0.3)
+QUICK = Trained(dim=4, epochs=1, init=0.3)
 
 
 def everyone(federation):
@@ -71,7 +71,7 @@ def test_one_users_scores_are_those_of_all(monkeypatch):
 
 
 @dataclass(frozen=True)
-class Sociable(Method):
+class Sociable(Trained):
     """A user scores with its own vector and the sum over its client's users, which the table carries."""
 
     neighbours = True
@@ -146,7 +146,7 @@ def test_uploads_come_in_the_order_of_the_chunks_from_any_threads():
     assert orders[0] == orders[1]
 
 
-class Bad(Method):
+class Bad(Trained):
     def uplink(self, p, down, data):
         raise ArithmeticError("on a device")
 

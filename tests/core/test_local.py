@@ -4,9 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tacit.core.leaves import private
 from tacit.core.local import local_round
-from tacit.core.method import Method, Phase
+from tacit.core.objective import gradient_of
 from tacit.core.store import ClientStore
+from tacit.core.trained import Phase, Trained
 from tacit.data.cohort import Federation
 from tacit.data.splits import split
 from toys import few_clients, random_data
@@ -21,7 +23,7 @@ def of_users():
 def trained(method, federation, ids=None, round=1):
     """One local round: (data, kept, uploads, losses)."""
     ids = torch.arange(federation.n_clients) if ids is None else ids
-    data = federation.cohort(ids, round, method.negatives, method.every_row)
+    data = method.data(federation, ids, round)
     down = method.downlink(method.init_server(federation), ids)
     return data, *local_round(method, ClientStore(method, federation).read(data), down, data)
 
@@ -66,7 +68,7 @@ def plain_loop(method, federation, data, c):
 @pytest.mark.parametrize("table_lr", [0.0, 0.2])
 def test_stacked_training_is_a_plain_loop_of_each_client(optimizer, groups, table_lr):
     federation = few_clients(8, groups=groups) if groups else of_users()
-    method = Method(**SHORT, optimizer=optimizer, table_lr=table_lr)
+    method = Trained(**SHORT, optimizer=optimizer, table_lr=table_lr)
     data, kept, up, losses = trained(method, federation)
     assert len(set((-(-data.samples // method.batch)).tolist())) > 1  # different numbers of steps in the chunk
     for c in range(federation.n_clients):
@@ -78,7 +80,7 @@ def test_stacked_training_is_a_plain_loop_of_each_client(optimizer, groups, tabl
 
 
 @dataclass(frozen=True)
-class Shrinking(Method):
+class Shrinking(Trained):
     """A term over the whole table moves every row in every step, drawn or not."""
 
     every_row = True
@@ -101,7 +103,7 @@ def test_a_client_that_ran_out_of_batches_stands_still(optimizer):
 
 
 @dataclass(frozen=True)
-class PlainProduct(Method):
+class PlainProduct(Trained):
     """The same model in words whose gradients come transposed out of autograd, and a leaf that is a view."""
 
     def receive(self, clients, down, data):
@@ -114,14 +116,14 @@ class PlainProduct(Method):
 
 def test_the_layout_of_leaves_and_gradients_does_not_matter():
     federation = of_users()
-    _, kept, up, _ = trained(Method(**SHORT), federation)
+    _, kept, up, _ = trained(Trained(**SHORT), federation)
     _, other_kept, other_up, _ = trained(PlainProduct(**SHORT), federation)
     torch.testing.assert_close(kept["user"], other_kept["user"], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(up["items"], other_up["items"], atol=1e-5, rtol=1e-5)
 
 
 @dataclass(frozen=True)
-class Alternating(Method):
+class Alternating(Trained):
     """Two phases; the second takes turns within each batch. Notes what it saw."""
 
     def phases(self, round):
@@ -156,7 +158,7 @@ def test_a_frozen_leaf_stays_and_inputs_are_not_written_to():
     federation = of_users()
 
     @dataclass(frozen=True)
-    class Frozen(Method):
+    class Frozen(Trained):
         def phases(self, round):
             return [self.phase({"items": self.lr}, loss=self.loss)]
 
@@ -175,11 +177,11 @@ def test_a_frozen_leaf_stays_and_inputs_are_not_written_to():
 
 
 @dataclass(frozen=True)
-class Counting(Method):
+class Counting(Trained):
     """Renews a leaf before each local epoch."""
 
-    private = ("user", "epoch")
-    per_user = ("user",)
+    def leaves(self):
+        return super().leaves() | {"epoch": private()}
 
     def init_clients(self, federation, ids):
         return {"epoch": torch.zeros(len(ids))}
@@ -199,18 +201,18 @@ def test_leaves_are_renewed_before_each_epoch_of_each_phase():
 
 def test_the_loss_goes_down_over_rounds():
     federation = few_clients(40)
-    method = Method(dim=8, epochs=3, lr=0.05, init=0.1)
+    method = Trained(dim=8, epochs=3, lr=0.05, init=0.1)
     first = trained(method, federation)[3].mean()
-    longer = trained(Method(dim=8, epochs=30, lr=0.05, init=0.1), federation)[3].mean()
+    longer = trained(Trained(dim=8, epochs=30, lr=0.05, init=0.1), federation)[3].mean()
     assert longer < 0.6 * first
 
 
 @dataclass(frozen=True)
-class ThroughAutograd(Method):
+class ThroughAutograd(Trained):
     """The same model, left to autograd."""
 
-    def by_hand(self, p, batch, names, scratch):
-        return None
+    def loss(self, p, batch):
+        return super().loss(p, batch)
 
 
 # Adam divides by the gradient's size, so a rounding of a gradient near zero shows in the leaf
@@ -218,7 +220,7 @@ class ThroughAutograd(Method):
 def test_the_step_by_hand_is_autograds(optimizer, near):
     federation = of_users()
     settings = SHORT | {"optimizer": optimizer, "epochs": 3}
-    _, kept, up, loss = trained(Method(**settings), federation)
+    _, kept, up, loss = trained(Trained(**settings), federation)
     _, other_kept, other_up, other_loss = trained(ThroughAutograd(**settings), federation)
     torch.testing.assert_close(up["items"], other_up["items"], atol=near, rtol=1e-5)
     torch.testing.assert_close(kept["user"], other_kept["user"], atol=near, rtol=1e-5)
@@ -227,19 +229,19 @@ def test_the_step_by_hand_is_autograds(optimizer, near):
 
 def test_only_the_plain_inner_product_is_done_by_hand():
     federation = of_users()
-    method, other = Method(**SHORT), AutogradOnly(**SHORT)
+    method, other = Trained(**SHORT), AutogradOnly(**SHORT)
     data = federation.cohort(torch.arange(3), 1, method.negatives)
     p = method.receive(
         ClientStore(method, federation).read(data), method.downlink(method.init_server(federation), data.ids), data
     )
     batch = next(data.batches(0, 0, 16))
-    assert method.by_hand(p, batch, ["user", "items"], {}) is not None
-    assert other.by_hand(p, batch, ["user", "items"], {}) is None
-    assert method.by_hand(p, batch, ["user", "other"], {}) is None
+    assert gradient_of(method.loss)(p, batch, ["user", "items"], {}) is not None
+    assert gradient_of(other.loss) is None
+    assert gradient_of(method.loss)(p, batch, ["user", "other"], {}) is None
 
 
 @dataclass(frozen=True)
-class AutogradOnly(Method):
+class AutogradOnly(Trained):
     """A loss of its own."""
 
     def loss(self, p, batch):
@@ -247,7 +249,7 @@ class AutogradOnly(Method):
 
 
 @dataclass(frozen=True)
-class Ranking(Method):
+class Ranking(Trained):
     """Matrix factorisation by BPR."""
 
     def phases(self, round):

@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-import conformance
+from tacit import testing
 from tacit.core.aggregate import weighted_mean
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.local import local_round
-from tacit.core.method import Method, Moment, spread
+from tacit.core.method import Moment, spread
 from tacit.core.payload import Each, Payload, Rows, Shared, decode
 from tacit.core.store import ClientStore
+from tacit.core.trained import Trained
 from tacit.data.cohort import Federation
 from tacit.data.splits import split
 from toys import few_users
@@ -20,7 +21,7 @@ SMALL = {"dim": 4, "epochs": 1, "optimizer": "sgd", "lr": 0.5, "init": 0.3}
 
 
 @dataclass(frozen=True)
-class Personal(Method):
+class Personal(Trained):
     """The server keeps a table for every client: the mean of its own last one and everybody's."""
 
     def init_server(self, federation):
@@ -43,12 +44,12 @@ def federation():
 
 
 def test_a_table_for_every_client_passes_the_conformance_suite():
-    conformance.check_all(Personal(**SMALL))
-    conformance.check_all(Personal(**SMALL, scored_with="own"))
+    testing.check_all(Personal(**SMALL))
+    testing.check_all(Personal(**SMALL, scored_with="own"))
 
 
 def test_a_method_scored_with_its_own_table_passes_the_conformance_suite():
-    conformance.check_all(Method(**SMALL, scored_with="own"))
+    testing.check_all(Trained(**SMALL, scored_with="own"))
 
 
 def test_a_personal_table_is_the_shared_one_when_all_are_equal(federation):
@@ -75,7 +76,7 @@ def test_a_personal_table_is_the_shared_one_when_all_are_equal(federation):
 
 def test_a_client_ranks_with_the_table_its_training_left(federation):
     """Touched rows as trained, the others as the server had sent them; the server's new table plays no part."""
-    method = Method(**SMALL, scored_with="own")
+    method = Trained(**SMALL, scored_with="own")
     fleet = SimulatedFleet(method, federation, threads=1)
     server = method.init_server(federation)
     ids = torch.arange(federation.n_clients)
@@ -94,7 +95,7 @@ def test_a_client_ranks_with_the_table_its_training_left(federation):
 
 
 def test_a_client_that_never_took_part_ranks_with_what_the_server_sends(federation):
-    method = Method(**SMALL, scored_with="own")
+    method = Trained(**SMALL, scored_with="own")
     fleet = SimulatedFleet(method, federation, threads=1)
     server = method.init_server(federation)
     after = method.aggregate(server, fleet.train(server, torch.tensor([1, 4]), 1, Traffic()), Moment(1, 0))
@@ -105,7 +106,7 @@ def test_a_client_that_never_took_part_ranks_with_what_the_server_sends(federati
 
 @pytest.mark.parametrize("weighting", ["size", "uniform"])
 def test_clients_weigh_by_their_interactions_or_all_the_same(federation, weighting):
-    method = Method(**SMALL, weighting=weighting)
+    method = Trained(**SMALL, weighting=weighting)
     ids = torch.tensor([0, 3, 5])
     data = federation.cohort(ids, 1, 4)
     server = method.init_server(federation)

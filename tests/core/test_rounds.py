@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from tacit.core.fleet import SimulatedFleet
-from tacit.core.method import Method
 from tacit.core.payload import Payload
 from tacit.core.rounds import Plan, Progress, federate, participation, queue, round_up, sample
+from tacit.core.trained import Trained
 from toys import few_clients
 
-QUICK = Method(dim=4, epochs=1, init=0.3)
+QUICK = Trained(dim=4, epochs=1, init=0.3)
 
 
 def federated(plan, scores, method=QUICK, progress=None, fleet=None):
@@ -77,7 +77,7 @@ def test_a_fraction_of_the_clients_takes_part():
 
 
 @dataclass(frozen=True)
-class OnceOnly(Method):
+class OnceOnly(Trained):
     """Asks its clients in the first round and works alone afterwards."""
 
     def asks(self, round):
@@ -147,7 +147,7 @@ def test_rounding_up_forgives_rounding_errors():
 
 
 @dataclass(frozen=True)
-class Silent(Method):
+class Silent(Trained):
     """Uploads something in even rounds alone."""
 
     def uplink(self, p, down, data):

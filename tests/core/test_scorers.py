@@ -1,12 +1,11 @@
 import math
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from tacit.core.scorers import affine_step, dot, pair_bce, pair_bpr, perceptron_step, pick, row_bce
+from tacit.core.scorers import affine_step, dot, pair_bce, pair_bpr, pick, put, row_bce, take
 from tacit.data.cohort import Batch
 
 DRAW = torch.Generator().manual_seed(0)
@@ -146,28 +145,21 @@ def test_affine_step_is_autograd_over_the_written_formula(report):
     assert set(affine_step(head, bias, table, batch, ("bias",), scratch)[1]) == {"bias"}
 
 
-@pytest.mark.parametrize("widths", [(1,), (7, 1), (7, 3, 1)])
-def test_perceptron_step_is_autograd_over_the_written_formula(widths):
-    """Weights of every client's own; the last client is out of samples and the others do not have every row."""
-    samples = [*explicit_batches(), (torch.zeros(0, dtype=torch.long), torch.zeros(0))]
+def test_rows_taken_out_of_a_table_go_back_to_their_places():
+    """Only rows of the batch come back; what an earlier step left in the memory is gone."""
+    samples = explicit_batches()
     samples[1] = (torch.tensor([2, 2, 4]), torch.tensor([1.0, 0.0, 1.0]))
     batch = as_counts(samples)
-    batch = replace(batch, size=batch.size.clamp(min=1))
-    shapes = {"user": (1, 5), "items": (6, 5)}
-    for n, (rows, columns) in enumerate(pairwise((10, *widths))):
-        shapes |= {f"w{n}": (rows, columns), f"b{n}": (columns,)}
-    p = {n: torch.randn(4, *shape, generator=DRAW) for n, shape in shapes.items()}
-    double = {n: x.double().requires_grad_() for n, x in p.items()}
-    hidden = torch.cat([double["user"].expand(-1, 6, -1), double["items"]], -1)
-    for n in range(len(widths)):
-        hidden = (
-            torch.einsum("clh,chk->clk", hidden.relu() if n else hidden, double[f"w{n}"]) + double[f"b{n}"][:, None]
-        )
-    expected = written_formula(hidden.mT, batch)
-    gradients = torch.autograd.grad(expected.sum(), list(double.values()))
-    scratch = {"items": torch.full((4, 6, 5), 9.0)}  # left behind by an earlier step
-    loss, grads = perceptron_step(p, len(widths) - 1, p["items"], batch, list(p), scratch)
-    torch.testing.assert_close(loss, expected.float())
-    for name, gradient in zip(double, gradients, strict=True):
-        torch.testing.assert_close(grads[name], gradient.float(), msg=lambda m, n=name: f"{n}: {m}")
-    assert set(perceptron_step(p, len(widths) - 1, p["items"], batch, ("user",), {})[1]) == {"user"}
+    few, rows = batch.occurring
+    table = torch.randn(3, 6, 5, generator=DRAW)
+    chosen = take(table, rows)
+    back = put(chosen, rows, few, table, {"items": torch.full((3, 6, 5), 9.0)})
+    there = batch.count[:, 0] > 0
+    assert torch.equal(back[there], table[there])
+    assert not back[~there].any()
+    for c, (row, label) in enumerate(samples):
+        for r in set(row.tolist()):
+            place = (rows[c] == r) & (few.count[c, 0] > 0)
+            assert int(place.sum()) == 1
+            assert float(few.count[c, 0][place]) == float((row == r).sum())
+            assert float(few.positive[c, 0][place]) == float(label[row == r].sum())

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from tacit.core.method import Method
+from tacit.core.leaves import private
 from tacit.core.store import BLOCK, ClientStore
+from tacit.core.trained import Trained
 from tacit.data.cohort import Federation
 from tacit.data.ragged import Ragged
 from tacit.data.splits import split
@@ -13,11 +14,11 @@ from toys import random_data
 
 
 @dataclass(frozen=True)
-class Tables(Method):
+class Tables(Trained):
     """A private table, a private vector and a private vector per user."""
 
-    private = ("user", "own", "bias")
-    tables = ("items", "own")
+    def leaves(self):
+        return super().leaves() | {"own": private(table=True), "bias": private()}
 
     def init_clients(self, federation, ids):
         own = ids[:, None, None] * 1000.0 + torch.arange(federation.n_items)[:, None] + torch.zeros(2)
@@ -43,8 +44,8 @@ def test_leaves_start_as_the_method_says(store):
 
 def test_starting_values_do_not_depend_on_blocks():
     divided = split(random_data(users=BLOCK + 40), "strict")
-    store = ClientStore(Method(dim=2), Federation.of_users(divided))
-    expected = Method(dim=2).init_users(Federation.of_users(divided), torch.tensor([5, BLOCK + 3]))["user"]
+    store = ClientStore(Trained(dim=2), Federation.of_users(divided))
+    expected = Trained(dim=2).init_users(Federation.of_users(divided), torch.tensor([5, BLOCK + 3]))["user"]
     assert torch.equal(store.leaves["user"][[5, BLOCK + 3]], expected)
 
 

@@ -3,7 +3,6 @@ import dataclasses
 import pytest
 import torch
 
-from conformance import comparable
 from deploy.direct import Direct, items_file, shards
 from tacit.config import config
 from tacit.deploy.fleet import Terms
@@ -12,6 +11,7 @@ from tacit.deploy.server import Asked, prepare, run
 from tacit.errors import UserError
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import run as simulate
+from tacit.testing import comparable
 from toys import few_users
 
 SETTINGS = {"dim": 4, "epochs": 1, "init": 0.1}

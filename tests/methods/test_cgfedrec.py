@@ -4,9 +4,11 @@ import torch
 
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Moment
+from tacit.core.objective import gradient_of
 from tacit.core.payload import Each, Payload
 from tacit.core.store import ClientStore
-from tacit.methods.cgfedrec import CGFedRec, alignment
+from tacit.methods.alignment import alignment
+from tacit.methods.cgfedrec import CGFedRec
 from toys import few_clients
 
 SMALL = {"dim": 4, "init": 0.5, "lr": 0.5, "table_lr": 2.0, "epochs": 1, "clusters": 3}
@@ -35,7 +37,7 @@ def tables():
 @pytest.mark.parametrize("temperature", [0.01, 0.1, 0.5])
 @pytest.mark.parametrize("tile", [8, 512])
 def test_value_and_gradient_are_those_of_the_formula(tables, temperature, tile, monkeypatch):
-    monkeypatch.setattr("tacit.methods.cgfedrec.TILE", tile)
+    monkeypatch.setattr("tacit.methods.alignment.TILE", tile)
     table, labels = tables
     value, slope = alignment(table, labels, temperature, 0.5)
     for c in range(3):
@@ -124,11 +126,11 @@ def test_a_step_by_hand_is_that_of_autograd(anchors, smooth):
     loss = method.loss(p, batch)
     expected = torch.autograd.grad(loss.sum(), [p[n] for n in names])
     with torch.no_grad():
-        value, grads = method.by_hand(p, batch, names, {})
+        value, grads = gradient_of(method.loss)(p, batch, names, {})
     torch.testing.assert_close(value, loss.detach())
     for name, gradient in zip(names, expected, strict=True):
         torch.testing.assert_close(grads[name], gradient, atol=1e-6, rtol=1e-4)
-    plain = method.plain_loss(p, batch).detach()
+    plain = method.bce(p, p["items"], batch).detach()
     written_down = torch.stack(
         [written(p["items"][c].detach().double(), p["labels"], method.temperature, 0.5) for c in range(6)]
     )
@@ -150,7 +152,7 @@ def test_who_has_no_samples_left_is_not_aligned(anchors):
     for batch in data.batches(0, 0, 16):
         (expected,) = torch.autograd.grad(method.loss(p, batch).sum(), p["items"])
         with torch.no_grad():
-            grads = method.by_hand(p, batch, ("items",), {})[1]
+            grads = gradient_of(method.loss)(p, batch, ("items",), {})[1]
         torch.testing.assert_close(grads["items"][batch.active], expected[batch.active], atol=1e-6, rtol=1e-4)
         assert not grads["items"][~batch.active].any()
         stopped += int((~batch.active).sum())
@@ -185,9 +187,13 @@ def test_the_server_groups_the_mean_table():
 
 
 def test_the_first_round_has_no_alignment():
-    method = CGFedRec(**SMALL)
-    assert method.phases(1)[0].loss == method.plain_loss
-    assert method.phases(2)[0].loss == method.loss
+    method, federation = CGFedRec(**SMALL), few_clients(6)
+    down = method.downlink(method.init_server(federation), torch.arange(2))
+    for round, aligned in ((1, False), (2, True)):
+        data = method.data(federation, down.ids, round)
+        p = method.receive(ClientStore(method, federation).read(data), down, data)
+        batch = next(iter(data.batches(0, 0, 0)))
+        assert torch.equal(method.loss(p, batch), method.bce(p, p["items"], batch)) != aligned
 
 
 @pytest.mark.parametrize(("variant", "down"), [("c", {"labels"}), ("e", {"items"}), ("ec", {"labels", "items"})])

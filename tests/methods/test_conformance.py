@@ -3,13 +3,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-import conformance
-from conformance import Case
+from tacit import testing
 from tacit.config import build
-from tacit.core.method import Method
 from tacit.core.payload import Each, Payload
+from tacit.core.trained import Trained
 from tacit.errors import UserError
 from tacit.methods import PLUGS, find, known
+from tacit.testing import Case
 
 # One entry per method. A method without one fails below, so that nobody forgets it.
 CASES = {
@@ -45,6 +45,7 @@ CASES = {
         planted={"dim": 16, "epochs": 5, "batch": 256, "lr": 0.02},
         clients=10,
     ),
+    "fedcia-gfcf": Case(quick={"directions": 4}, planted={}, clients=10),
     "fedmf": Case(quick={"dim": 8, "epochs": 2}, planted={"init": 0.3}, rounds=15),
     "fedncf": Case(
         quick={"dim": 8, "epochs": 1, "layers": (8, 4)},
@@ -175,32 +176,32 @@ def made(name):
 def test_every_method_has_a_case_and_every_case_a_method():
     plugged = {name for name in CASES if "+" in name}
     assert set(CASES) - plugged == set(known()), "add a line to CASES for a new method"
-    assert {name.partition("+")[0] for name in plugged} == set(PLUGS), "and one for a new plug-in"
+    assert {name.partition("+")[0] for name in plugged} == set(PLUGS.known()), "and one for a new plug-in"
 
 
 @methods
 def test_chunks_and_threads_do_not_show(name):
-    conformance.check_chunks(made(name), conformance.clients(made(name)))
+    testing.check_chunks(made(name), testing.clients(made(name)))
 
 
 @methods
 def test_the_server_may_see_only_sums(name):
-    conformance.check_secure(made(name))
+    testing.check_secure(made(name))
 
 
 @methods
 def test_nothing_private_is_sent(name):
-    conformance.check_nothing_private_is_sent(made(name))
+    testing.check_nothing_private_is_sent(made(name))
 
 
 @methods
 def test_payloads_pass_over_the_wire(name):
-    conformance.check_wire(made(name))
+    testing.check_wire(made(name))
 
 
 @methods
 def test_bytes_are_exact(name):
-    conformance.check_bytes(made(name))
+    testing.check_bytes(made(name))
 
 
 @pytest.mark.parametrize("kind", ["laplace", "gaussian"])
@@ -211,32 +212,32 @@ def test_noise_covers_every_upload(name, kind):
         pytest.skip("nobody uploads anything")
     if name == "tally":  # its cells are refused
         with pytest.raises(UserError, match="--set clip=1 --set dp_noise=1"):
-            conformance.check_protected(method, kind)
+            testing.check_protected(method, kind)
     else:
-        conformance.check_protected(method, kind)
+        testing.check_protected(method, kind)
 
 
 @methods
 def test_absent_clients_stay_as_they_are(name):
-    conformance.check_absent_clients(made(name))
+    testing.check_absent_clients(made(name))
 
 
 @methods
 def test_every_user_is_scored(name):
-    conformance.check_scores(made(name), conformance.clients(made(name)))
+    testing.check_scores(made(name), testing.clients(made(name)))
 
 
 @methods
 def test_clients_of_many_users(name):
     if not CASES[name].many_users:
         pytest.skip("a client of many users makes no sense for it")
-    conformance.check_chunks(made(name), conformance.mixed_clients())
-    conformance.check_scores(made(name), conformance.mixed_clients())
+    testing.check_chunks(made(name), testing.mixed_clients())
+    testing.check_scores(made(name), testing.mixed_clients())
 
 
 @methods
 def test_resumed_is_uninterrupted(name, tmp_path):
-    conformance.check_resume(name, CASES[name].quick, tmp_path)
+    testing.check_resume(name, CASES[name].quick, tmp_path)
 
 
 @methods
@@ -244,14 +245,14 @@ def test_planted_tastes_are_found(name, tmp_path):
     case = CASES[name]
     if case.planted is None:
         pytest.skip("it does not learn tastes")
-    conformance.check_planted(name, case, tmp_path)
+    testing.check_planted(name, case, tmp_path)
 
 
 # The checks themselves, on methods that are wrong on purpose.
 
 
 @dataclass(frozen=True)
-class Leaking(Method):
+class Leaking(Trained):
     """Sends the private vector under another name."""
 
     def uplink(self, p, down, data):
@@ -260,7 +261,7 @@ class Leaking(Method):
 
 
 @dataclass(frozen=True)
-class Disguised(Method):
+class Disguised(Trained):
     """Sends the private vector scrambled."""
 
     def uplink(self, p, down, data):
@@ -269,7 +270,7 @@ class Disguised(Method):
 
 
 @dataclass(frozen=True)
-class Global(Method):
+class Global(Trained):
     """Draws from torch's global generator."""
 
     def receive(self, clients, down, data):
@@ -278,7 +279,7 @@ class Global(Method):
 
 
 @dataclass(frozen=True)
-class Averaging(Method):
+class Averaging(Trained):
     """Divides the loss by the size of the chunk."""
 
     def loss(self, p, batch):
@@ -291,15 +292,15 @@ SMALL = {"dim": 4, "epochs": 1, "optimizer": "sgd", "lr": 0.5, "init": 0.3}
 @pytest.mark.parametrize("wrong", [Leaking, Disguised])
 def test_a_leak_is_caught(wrong):
     with pytest.raises(AssertionError, match=r"'extra' of the upload (is|carries)"):
-        conformance.check_nothing_private_is_sent(wrong(**SMALL))
+        testing.check_nothing_private_is_sent(wrong(**SMALL))
 
 
 @pytest.mark.parametrize("wrong", [Global, Averaging])
 def test_what_depends_on_the_chunk_is_caught(wrong):
     with pytest.raises(AssertionError):
-        conformance.check_chunks(wrong(**SMALL), conformance.clients(wrong(**SMALL), users=12))
+        testing.check_chunks(wrong(**SMALL), testing.clients(wrong(**SMALL), users=12))
 
 
 @pytest.mark.parametrize("change", [{}, {"optimizer": "adam", "lr": 0.01, "batch": 32}])
 def test_a_right_method_passes_all(change):
-    conformance.check_all(Method(**SMALL | change))
+    testing.check_all(Trained(**SMALL | change))

@@ -4,30 +4,27 @@ import numpy as np
 import pytest
 import torch
 
-import conformance
+from tacit import testing
 from tacit.config import build
+from tacit.core.capabilities import refined
 from tacit.core.fleet import SimulatedFleet, Traffic
+from tacit.core.leaves import named
 from tacit.core.method import Moment
 from tacit.core.payload import Each, Payload, Product
 from tacit.core.store import ClientStore
 from tacit.data.cohort import Federation
 from tacit.data.splits import split
-from tacit.methods.fedcia import (
-    FedCIA,
-    aligned,
-    leading_factor,
-    local_filter,
-    truncated,
-    truncated_product,
-)
+from tacit.methods.fedcia import FedCIA
 from tacit.methods.gfcf import graph_filter, leading
+from tacit.methods.similarity import aligned, leading_factor, local_filter, truncated, truncated_product
 from toys import few_clients, few_users
 
 SMALL = {"dim": 8, "epochs": 1, "batch": 64, "lr": 0.005, "init": 0.1}
 
 
 def made(**settings):
-    return build(FedCIA, SMALL | settings)
+    fields = refined(FedCIA, settings).__dataclass_fields__
+    return build(FedCIA, {n: x for n, x in SMALL.items() if n in fields} | settings)
 
 
 def draw(*shape):
@@ -52,7 +49,7 @@ def draw(*shape):
     ],
 )
 def test_every_backbone_and_aggregation_conforms(settings):
-    conformance.check_all(made(**settings))
+    testing.check_all(made(**settings))
 
 
 def test_theorem_1_the_mean_of_local_filters_is_the_global_one_when_items_are_equally_popular():
@@ -237,7 +234,7 @@ def test_every_client_of_a_mixed_federation_scores_with_its_own_model():
     alone = [made(), made(backbone="lightgcn", layers=3), made(backbone="mlp", **layers)]
     clients, data = ClientStore(mixed, federation), federation.cohort(torch.arange(6), 1, 2)
     own = clients.read(data, training=True)
-    assert set(mixed.private) == {"user", "w0", "b0", "w1", "b1", "w2", "b2"}
+    assert set(named(mixed.leaves(), "private")) == {"user", "w0", "b0", "w1", "b1", "w2", "b2"}
     found = mixed.receive(own, Payload(data.ids, {}), data)
     slot, row = torch.zeros(6, 4, dtype=torch.long), torch.arange(4).expand(6, -1)
     for place, method in enumerate(alone):

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from tacit.core.leaves import named
 from tacit.core.method import spread
 from tacit.core.payload import Shared
 from tacit.methods.fedncf import FedNCF
@@ -68,14 +69,14 @@ def test_score_and_pairs_agree_with_their_gradients(layers):
 
 def test_table_and_perceptron_are_shared_and_the_user_is_not():
     method = FedNCF(layers=(8, 4))
-    assert method.shared == ("items", "w0", "b0", "w1", "b1", "w2", "b2")
-    assert method.private == ("user",)
+    assert named(method.leaves(), "shared") == ("items", "w0", "b0", "w1", "b1", "w2", "b2")
+    assert named(method.leaves(), "private") == ("user",)
 
 
 def test_weights_start_with_the_variance_of_he_and_biases_at_zero():
     federation = few_clients(5)
     server = FedNCF(dim=64, layers=(256, 128), init=0.05).init_server(federation)
-    assert set(server) == set(FedNCF(layers=(256, 128)).shared)
+    assert set(server) == set(named(FedNCF(layers=(256, 128)).leaves(), "shared"))
     assert server["w0"].shape == (128, 256)
     assert server["w2"].shape == (128, 1)
     assert server["w0"].std().item() == pytest.approx((2 / 128) ** 0.5, rel=0.02)

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tacit.core.leaves import named
 from tacit.core.local import local_round
 from tacit.core.method import Moment
 from tacit.core.payload import Each, Payload, decode
@@ -27,7 +28,7 @@ def guided(federation, method):
 
 
 def trained(method, federation, server, ids):
-    data = federation.cohort(ids, 1, method.negatives, method.every_row)
+    data = method.data(federation, ids, 1)
     down = method.downlink(server, ids)
     own = ClientStore(method, federation).read(data, training=True)
     return data, down, own, *local_round(method, own, down, data)
@@ -39,7 +40,7 @@ def test_a_round_is_sgd_on_the_whole_table_in_plain_torch(guidance):
     method, federation = GPFedRec(**SMALL | {"batch": 40, "guidance": guidance}), few_clients(12)
     server = guided(federation, method)
     data, down, own, kept, up, _ = trained(method, federation, server, torch.tensor([2]))
-    leaves = {n: own[n][0].clone().double().requires_grad_() for n in method.private}
+    leaves = {n: own[n][0].clone().double().requires_grad_() for n in named(method.leaves(), "private")}
     leaves["items"] = down["items"].clone().double().requires_grad_()
     target = down["target"][0].double()
     rates = dict.fromkeys(method.perceptron, 0.5) | {"user": 2.0, "items": 100.0}
@@ -58,7 +59,7 @@ def test_a_round_is_sgd_on_the_whole_table_in_plain_torch(guidance):
         with torch.no_grad():
             for (name, leaf), move in zip(leaves.items(), moves, strict=True):
                 leaf -= rates[name] * move
-    for name in method.private:
+    for name in named(method.leaves(), "private"):
         torch.testing.assert_close(kept[name][0].double(), leaves[name].detach(), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(up["items"][0].double(), leaves["items"].detach(), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(kept["own_items"].dense(), up["items"])
@@ -95,25 +96,6 @@ def test_with_adam_every_row_trains():
     steps = math.ceil(int(data.samples[0]) / method.batch)
     assert steps == 1
     torch.testing.assert_close(up["items"][0][untouched], (down["items"] + step)[untouched], atol=1e-4, rtol=1e-4)
-
-
-def test_gradients_by_hand_are_those_of_autograd():
-    method, federation = GPFedRec(**SMALL), few_clients(12)
-    data, down, own, *_ = trained(method, federation, guided(federation, method), torch.arange(5))
-    noise = torch.Generator().manual_seed(0)
-    p = method.receive(own, down, data)
-    names = (*method.private, "items")
-    p["items"] = p["items"] + 0.3 * torch.randn(p["items"].shape, generator=noise) * data.real[..., None]
-    p |= {n: p[n].clone().requires_grad_() for n in names}
-    scratch = {}
-    for batch in data.batches(0, 0, 40):
-        loss = method.loss(p, batch)
-        expected = torch.autograd.grad(loss.sum(), [p[n] for n in names])
-        with torch.no_grad():
-            found, grads = method.by_hand(p, batch, names, scratch)
-        torch.testing.assert_close(found, loss.detach())
-        for name, gradient in zip(names, expected, strict=True):
-            torch.testing.assert_close(grads[name], gradient)
 
 
 def written_graph(tables, kind, threshold=1.0, size=0):
@@ -172,7 +154,7 @@ def test_absent_clients_keep_their_targets_and_new_ones_get_the_mean():
 def test_only_the_table_is_sent_and_everyone_starts_alike():
     method, federation = GPFedRec(**SMALL), few_clients(12)
     store = ClientStore(method, federation)
-    for name in method.private:
+    for name in named(method.leaves(), "private"):
         assert (store.leaves[name] == store.leaves[name][0]).all()
     assert store.leaves["w0"].shape == (12, 8, 5)
     assert store.leaves["w0"].abs().max() <= 1 / math.sqrt(8)

@@ -7,18 +7,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import conformance
+from tacit import testing
 from tacit.config import build
+from tacit.core.capabilities import refined
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.local import local_round
 from tacit.core.method import Moment
+from tacit.core.objective import gradient_of
 from tacit.core.payload import Cut, Each, Payload, decode
 from tacit.core.store import ClientStore
 from tacit.data.cohort import Federation
 from tacit.data.splits import split
 from tacit.errors import UserError
 from tacit.methods import find
-from tacit.methods.hetefedrec import HeteFedRec, correlation, divided, similarity, unlikeness
+from tacit.methods.hetefedrec import HeteFedRec, correlation, similarity, unlikeness
+from tacit.methods.nested import divided
 from tacit.runs.run import run
 from toys import few_clients
 
@@ -26,7 +29,8 @@ SMALL = {"widths": (2, 3, 5), "layers": (4,), "distil_items": 15, "init": 0.5}
 
 
 def made(**settings):
-    return build(HeteFedRec, SMALL | settings)
+    fields = refined(HeteFedRec, settings).__dataclass_fields__
+    return build(HeteFedRec, {n: x for n, x in (SMALL | settings).items() if n in fields})
 
 
 def draws(*shape, seed=0):
@@ -36,7 +40,7 @@ def draws(*shape, seed=0):
 def leaves(method, federation, ids, round=1, server=None):
     """(leaves as training starts, data, downlink), with vectors large enough for gradients to show."""
     server = server or method.init_server(federation)
-    data = federation.cohort(ids, round, method.negatives, method.every_row)
+    data = method.data(federation, ids, round)
     down = method.downlink(server, ids)
     return method.receive(ClientStore(method, federation).read(data), down, data), data, down
 
@@ -167,7 +171,7 @@ def test_gradients_by_hand_are_those_of_autograd(settings):
         moved["items"] *= p["columns"][:, None]
     p |= moved
     for batch in data.batches(0, 0, 32):
-        loss, grads = method.by_hand(p, batch, names, {})
+        loss, grads = gradient_of(method.loss)(p, batch, names, {})
         trained = {n: x.clone().requires_grad_() for n, x in moved.items()}
         expected = method.loss(p | trained, batch)
         torch.testing.assert_close(loss, expected.detach(), atol=1e-5, rtol=1e-5)
@@ -395,15 +399,15 @@ VARIANTS = [
 @pytest.mark.parametrize("settings", VARIANTS)
 def test_every_variant_is_a_method_in_order(settings):
     method = made(**settings)
-    federation = conformance.clients(method, users=12)
-    one, other = (conformance.trained(method, federation, chunk=chunk) for chunk in (64, 5))
+    federation = testing.clients(method, users=12)
+    one, other = (testing.trained(method, federation, chunk=chunk) for chunk in (64, 5))
     for a, b in zip(one, other, strict=True):
         assert all(torch.allclose(a[n].float(), b[n].float(), atol=1e-5, rtol=1e-5) for n in a)
     if method.individual:
-        conformance.check_secure(method)
-    conformance.check_wire(method)
-    conformance.check_bytes(method)
-    conformance.check_nothing_private_is_sent(method)
-    conformance.check_scores(method, federation)
+        testing.check_secure(method)
+    testing.check_wire(method)
+    testing.check_bytes(method)
+    testing.check_nothing_private_is_sent(method)
+    testing.check_scores(method, federation)
     if method.backbone == "lightgcn":
-        conformance.check_scores(method, conformance.mixed_clients())
+        testing.check_scores(method, testing.mixed_clients())

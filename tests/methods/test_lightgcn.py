@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from conformance import mixed_clients
 from tacit.core.fleet import SimulatedFleet
 from tacit.core.store import ClientStore
 from tacit.data.cohort import Batch
 from tacit.methods.lightgcn import FedLightGCN, LightGCN, graph, propagate, squares
+from tacit.testing import mixed_clients
 from toys import few_clients
 
 

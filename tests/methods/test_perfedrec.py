@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 import torch
 
-from conformance import mixed_clients
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Moment
 from tacit.core.payload import decode
 from tacit.methods.lightgcn import FedLightGCN, graph, propagate
 from tacit.methods.perfedrec import PerFedRec
+from tacit.testing import mixed_clients
 from toys import few_clients
 
 SMALL = {"dim": 4, "init": 0.3, "clusters": 3, "lr": 0.5, "table_lr": 5.0}

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from tacit.core.leaves import named
 from tacit.core.local import local_round
+from tacit.core.objective import gradient_of
 from tacit.core.store import ClientStore
 from tacit.methods.fedmf import FedMF
 from tacit.methods.pfedclr import PFedCLR
@@ -14,7 +16,7 @@ SMALL = {"dim": 4, "init": 0.3, "lr": 0.05, "buffer_lr": 0.02, "epochs": 1, "bat
 
 
 def one_round(method, federation, ids):
-    data = federation.cohort(ids, 1, method.negatives, method.every_row)
+    data = method.data(federation, ids, 1)
     down = method.downlink(method.init_server(federation), ids)
     store = ClientStore(method, federation)
     if "A" in store.leaves:  # a buffer that has seen a round already
@@ -67,12 +69,12 @@ def test_gradients_by_hand_are_those_of_autograd(variant):
     )
     noise = torch.Generator().manual_seed(0)
     p = {n: (x + 0.3 * torch.randn(x.shape, generator=noise)).requires_grad_() for n, x in p.items() if x.dim() > 1}
-    names = [n for n in method.private if variant != "af" or n != "user"]
+    names = [n for n in named(method.leaves(), "private") if variant != "af" or n != "user"]
     batch = next(iter(data.batches(1, 0, 0)))
     loss = method.loss(p, batch)
     expected = torch.autograd.grad(loss.sum(), [p[n] for n in names])
     with torch.no_grad():
-        found = method.by_hand(p, batch, names, {})
+        found = gradient_of(method.loss)(p, batch, names, {})
     torch.testing.assert_close(found[0], loss.detach())
     for name, gradient in zip(names, expected, strict=True):
         torch.testing.assert_close(found[1][name], gradient)
@@ -95,7 +97,9 @@ def test_bytes_are_those_of_fedmf_and_the_buffer_is_small():
     _, plain_down, _, _, plain_up = one_round(plain, federation, ids)
     assert (down.nbytes(), up.nbytes()) == (plain_down.nbytes(), plain_up.nbytes())
     leaves, plain_leaves = ClientStore(method, federation).leaves, ClientStore(plain, federation).leaves
-    extra = sum(leaves[n][0].numel() for n in method.private) - sum(x[0].numel() for x in plain_leaves.values())
+    extra = sum(leaves[n][0].numel() for n in named(method.leaves(), "private")) - sum(
+        x[0].numel() for x in plain_leaves.values()
+    )
     assert extra == (federation.n_items + method.dim) * method.rank
 
 
@@ -120,4 +124,4 @@ def test_adaptation_trains_user_and_table_together_and_then_only_the_matrix():
     torch.testing.assert_close(up["items"], plain_up["items"])
     torch.testing.assert_close(kept["user"], plain_kept["user"])
     assert kept["W"].any()
-    assert not method.own_leaves, "it ranks with the server's table, adapted"
+    assert not method.own_leaves(), "it ranks with the server's table, adapted"

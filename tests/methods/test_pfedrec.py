@@ -47,39 +47,6 @@ def test_a_batch_moves_the_head_and_then_the_table_by_hand():
     np.testing.assert_allclose(up["items"][0].numpy(), Q - 20.0 * dQ, atol=1e-5)
 
 
-def test_gradients_by_hand_are_those_of_autograd():
-    method, federation = PFedRec(**SMALL), few_clients(12)
-    ids = torch.arange(5)
-    data, down, own, *_ = one_round(method, federation, ids)
-    noise = torch.Generator().manual_seed(0)
-    p = method.receive(own, down, data)
-    p = {n: x + 0.3 * torch.randn(x.shape, generator=noise) for n, x in p.items() if n != "trained"}
-    p = {n: x.requires_grad_() for n, x in p.items()}
-    for batch in data.batches(0, 0, 40):
-        loss = method.loss(p, batch)
-        for names in (("head", "bias"), ("items",)):
-            expected = torch.autograd.grad(loss.sum(), [p[n] for n in names], retain_graph=True)
-            with torch.no_grad():
-                found, grads = method.by_hand(p, batch, names, {})
-            torch.testing.assert_close(found, loss.detach())
-            assert set(grads) == set(names)
-            for name, gradient in zip(names, expected, strict=True):
-                torch.testing.assert_close(grads[name], gradient)
-
-
-class Wrapped(PFedRec):
-    def view(self, p):
-        return 2 * p["items"]
-
-
-def test_a_plug_in_that_changes_the_table_is_left_to_autograd():
-    federation = few_clients(12)
-    data, down, own, *_ = one_round(PFedRec(**SMALL), federation, torch.arange(2))
-    method = Wrapped(**SMALL)
-    batch = next(iter(data.batches(0, 0, 0)))
-    assert method.by_hand(method.receive(own, down, data), batch, ("items",), {}) is None
-
-
 def test_everyone_starts_with_the_same_head_and_counts_the_same():
     method, federation = PFedRec(**SMALL), few_clients(12)
     store = ClientStore(method, federation)

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-import conformance
+from tacit import testing
 from tacit.config import config
 from tacit.core.fleet import SimulatedFleet, Traffic
-from tacit.core.method import Method, Moment
+from tacit.core.method import Moment
 from tacit.core.payload import Each, Payload, Rows, Shared
+from tacit.core.trained import Trained
 from tacit.errors import UserError
 from tacit.methods import known
 from tacit.methods.fedncf import FedNCF
@@ -27,7 +28,7 @@ from tacit.runs.run import reopen, run, start
 from toys import few_clients
 
 SMALL = {"dim": 4, "epochs": 1, "optimizer": "sgd", "lr": 0.5, "table_lr": 50.0, "init": 0.3}
-FEDMF = Method(**SMALL)
+FEDMF = Trained(**SMALL)
 
 
 def uploads(method, federation, kind=SecureFleet, server=None, ids=None, **change):
@@ -68,11 +69,11 @@ def test_the_mean_is_that_of_the_clients_in_the_sum(stage):
 
 def test_several_leaves_and_sums_without_weights():
     for method in (FedNCF(**SMALL, layers=(8, 4)), Popularity(), Tally(ridge=(1.0,), blend=(0.3, 0.5))):
-        conformance.check_secure(method)
+        testing.check_secure(method)
 
 
 @dataclass(frozen=True)
-class Anchored(Method):
+class Anchored(Trained):
     """Sends tables over a base of its own and sums of another kind than it receives."""
 
     def whole(self, name, p, down, data):
@@ -81,7 +82,7 @@ class Anchored(Method):
 
 
 def test_a_table_over_a_base_of_its_own():
-    conformance.check_secure(Anchored(**SMALL))
+    testing.check_secure(Anchored(**SMALL))
 
 
 def test_bytes_are_those_of_the_protocol_beside_what_the_method_sends():
@@ -121,7 +122,7 @@ def test_a_refusal_says_which_and_why(method, sentence):
 
 def test_an_aggregation_of_ones_own_is_refused_until_it_says_that_a_sum_is_enough():
     @dataclass(frozen=True)
-    class Own(Method):
+    class Own(Trained):
         def aggregate(self, server, uplinks, now):
             return super().aggregate(server, uplinks, now)
 
@@ -137,7 +138,7 @@ def test_an_aggregation_of_ones_own_is_refused_until_it_says_that_a_sum_is_enoug
         with pytest.raises(UserError, match="does not say that a sum is enough"):
             check_sum(method)
     check_sum(Summed())
-    check_sum(Method())
+    check_sum(Trained())
 
 
 def test_too_few_clients_too_many_values_and_wild_ones_are_refused():
@@ -150,7 +151,7 @@ def test_too_few_clients_too_many_values_and_wild_ones_are_refused():
         uploads(replace(FEDMF, table_lr=1e12), few_clients(12))
 
     @dataclass(frozen=True)
-    class Alike(Method):
+    class Alike(Trained):
         def uplink(self, p, down, data):
             return Payload(data.ids, {"one": Shared(torch.ones(1)), "weight": Each(torch.ones(len(data.ids)))})
 

@@ -9,9 +9,10 @@ from sklearn.metrics import roc_auc_score
 
 from tacit.config import config
 from tacit.core.fleet import SimulatedFleet, Traffic
-from tacit.core.method import Method, Moment
+from tacit.core.method import Moment
 from tacit.core.rounds import sample
 from tacit.core.store import ClientStore
+from tacit.core.trained import Trained
 from tacit.errors import UserError
 from tacit.methods import find
 from tacit.privacy.attacks import ATTACKS, clues, success
@@ -25,7 +26,7 @@ from tacit.runs.run import reopen, run, start
 from toys import few_clients
 
 QUICK = {"data": "demo", "rounds": 2, "threads": 1, "settings": {"dim": 4, "epochs": 1}}
-FEDMF = Method(dim=4, epochs=1, optimizer="sgd", lr=0.5, table_lr=50.0, init=0.3)
+FEDMF = Trained(dim=4, epochs=1, optimizer="sgd", lr=0.5, table_lr=50.0, init=0.3)
 TIGHT = {"ldp": "kind=gaussian,clip=1,scale=7.5"}  # ε = 1 a round
 
 
@@ -56,7 +57,7 @@ def test_the_server_looks_at_the_uploads_that_the_clients_make():
 def test_the_server_draws_as_it_would_in_the_next_rounds():
     moments = []
 
-    class Noting(Method):
+    class Noting(Trained):
         def aggregate(self, server, uploads, now):
             moments.append(now)
             return super().aggregate(server, uploads, now)

@@ -234,9 +234,9 @@ def test_a_run_of_a_users_own_class(tmp_path, monkeypatch):
     """The server keeps its former table beside the new one, under a name of its own."""
     (tmp_path / "mymethod.py").write_text(
         "from dataclasses import dataclass\n"
-        "from tacit.core.method import Method\n"
+        "from tacit.core.trained import Trained\n"
         "@dataclass(frozen=True)\n"
-        "class Keeping(Method):\n"
+        "class Keeping(Trained):\n"
         "    name = 'keeping'\n"
         "    epochs: int = 1\n"
         "    def init_server(self, federation):\n"

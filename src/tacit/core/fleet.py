@@ -94,10 +94,7 @@ class SimulatedFleet:
         """The same where only what was sent to the clients is known, as on a node."""
 
         def work(chunk: Tensor) -> tuple[Payload, Payload, Tensor]:
-            if self.method.draws:
-                data = self.federation.cohort(chunk, round, self.method.negatives, self.method.every_row)
-            else:
-                data = self.federation.people(chunk)
+            data = self.method.data(self.federation, chunk, round)
             down = sent(chunk)
             kept, up, loss = local_round(self.method, self.store.read(data, training=True), down, data)
             self.store.write(data, kept)
@@ -121,7 +118,7 @@ class SimulatedFleet:
         """The same where only what was sent to the clients is known, as on a node."""
         members = self.federation.members.lengths
         # a client of one user holds a table of its own, as wide as its scores are long for many users
-        most = max(1, SCORES // (self.federation.n_items * max(int(members.max(initial=1)), self.method.dim)))
+        most = max(1, SCORES // (self.federation.n_items * max(int(members.max(initial=1)), self.method.width)))
         block = max(1, SCORES // self.federation.n_items)
         own = self.store.clients
 
@@ -152,16 +149,14 @@ class SimulatedFleet:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """(users (n,), logits (n, M)) of these slots (C, U'), block by block."""
 
-        def served(data: Cohort) -> tuple[State, Tensor]:
-            p = self.method.serve(self.store.read(data), down, data, phase)
-            return p, self.method.view(p)
+        def served(data: Cohort) -> State:
+            return self.method.serve(self.store.read(data), down, data, phase)
 
         together = served(whole) if self.method.neighbours else None
         for slots in blocks:
             users = whole.users.gather(1, slots)
-            p, table = served(whole.with_users(users)) if together is None else together
-            # (C, U', M), or (C, 1, M) where no user differs
-            logits = self.method.score(p if together is None else p | {"slots": slots}, table)
+            p = served(whole.with_users(users)) if together is None else together | {"slots": slots}
+            logits = self.method.scores(p)  # (C, U', M), or (C, 1, M) where no user differs
             there = users >= 0
             yield users[there], logits.expand(*users.shape, -1)[there]
 

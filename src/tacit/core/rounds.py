@@ -4,16 +4,18 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tacit import rng
+from tacit.core.capabilities import Budgeted
 from tacit.core.fleet import Fleet, Traffic
 from tacit.core.method import Method, Moment
 from tacit.core.payload import State
+from tacit.core.trained import Trained
 
 
 @dataclass
@@ -61,6 +63,11 @@ class Plan:
     patience: int = 0  # stop after so many evaluations without a better one; 0: never
 
 
+def participation_of(method: Method) -> dict[str, Any]:
+    """How many clients take part in a round, and in which order: the settings of a method that trains."""
+    return {"fraction": method.fraction, "traverse": method.traverse} if isinstance(method, Trained) else {}
+
+
 def federate(
     method: Method,
     fleet: Fleet,
@@ -105,11 +112,17 @@ def federate(
                 bytes_up=traffic.bytes_up,
                 bytes_down=traffic.bytes_down,
                 clients=traffic.clients,
-                epsilon=budget(int(taken.max())) if budget else method.epsilon(round),
+                epsilon=_epsilon(method, round, int(taken.max()), budget),
             )
         )
         record(progress, improved)
     return progress
+
+
+def _epsilon(method: Method, round: int, taken: int, budget: Callable[[int], float] | None) -> float | None:
+    if budget is not None:
+        return budget(taken)
+    return method.epsilon(round) if isinstance(method, Budgeted) else None
 
 
 def chosen(method: Method, plan: Plan, clients: int, round: int) -> Tensor:

@@ -1,7 +1,6 @@
 """The few operations every method scores and learns with, with gradients written for stacked clients."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -101,85 +100,6 @@ def affine_step(
     return loss, grads
 
 
-def perceptron_step(
-    p: State, depth: int, table: Tensor, batch: Batch, names: Iterable[str], scratch: State
-) -> tuple[Tensor, State]:
-    """The same for a perceptron over [user, row] with ReLU between its layers: w0, b0, …, w{depth}, b{depth} in `p`.
-
-    Only the rows of the batch pass through it.
-    """
-    chosen = Chosen.of(table, batch)
-    loss, grads, of_rows = chosen.through(p, depth, p["user"], chosen.rows)
-    if "items" in names:
-        grads["items"] = chosen.back(of_rows, scratch)
-    return loss, {n: grads[n] for n in names}
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The rows of a batch taken out of the tables, B a client at most, and the way back."""
-
-    rows: Tensor  # (C, B, d)
-    batch: Batch  # with counts (C, 1, B)
-    place: Tensor  # (n,) in (C, B), flat, of every row of the batch
-    row: Tensor  # (n,) in (C, L), flat
-    shape: torch.Size  # of the tables, (C, L, d)
-
-    @classmethod
-    def of(cls, table: Tensor, batch: Batch) -> "Chosen":
-        """The rows that occur in a batch, client by client."""
-        assert batch.count is not None
-        assert batch.positive is not None
-        C, L, d = table.shape
-        client, row = batch.count[:, 0].nonzero(as_tuple=True)  # client by client
-        number = torch.bincount(client, minlength=C)
-        B = max(int(number.max()), 1)
-        place = torch.arange(len(client)) - (number.cumsum(0) - number)[client] + client * B
-        row = row + client * L
-        taken = torch.zeros(C * B, dtype=torch.long)
-        taken[place] = row  # padding takes any row: its slope is zero
-        rows = table.reshape(-1, d).index_select(0, taken).view(C, B, d)
-        count, positive = table.new_zeros(2, C, 1, B)
-        count.view(-1)[place] = batch.count.reshape(-1)[row]
-        positive.view(-1)[place] = batch.positive.reshape(-1)[row]
-        return cls(rows, replace(batch, count=count, positive=positive), place, row, table.shape)
-
-    def through(
-        self, p: State, depth: int, user: Tensor, rows: Tensor, leak: float = 0.0
-    ) -> tuple[Tensor, State, Tensor]:
-        """The perceptron's loss (C,) for users (C, 1, d) and rows (C, B, d); gradients of its weights, user and rows.
-
-        h is a layer's width, `leak` its units' slope below zero.
-        """
-        d = rows.shape[2]
-        of_user, of_row = p["w0"][:, :d], p["w0"][:, d:]  # (C, d, h) each
-        hidden = [torch.baddbmm(torch.baddbmm(p["b0"][:, None], user, of_user), rows, of_row)]
-        for n in range(1, depth + 1):
-            hidden.append(torch.baddbmm(p[f"b{n}"][:, None], F.leaky_relu_(hidden[-1], leak), p[f"w{n}"]))
-        loss, slope = row_slope(hidden.pop().mT, self.batch)
-        back = slope.mT  # (C, B, h) of the layer's output
-        grads: State = {}
-        for n in range(depth, 0, -1):
-            inputs = hidden.pop()
-            grads[f"w{n}"], grads[f"b{n}"] = inputs.mT @ back, back.sum(1)
-            # ReLU's slope is the sign of what it gave
-            back = (back @ p[f"w{n}"].mT).mul_(torch.where(inputs > 0, 1.0, leak) if leak else inputs.sign_())
-        total = back.sum(1, keepdim=True)
-        grads |= {"b0": total[:, 0], "w0": torch.cat([user.mT @ total, rows.mT @ back], 1), "user": total @ of_user.mT}
-        return loss, grads, back @ of_row.mT
-
-    def back(self, of_rows: Tensor, scratch: State, name: str = "items") -> Tensor:
-        """Gradients of the rows (C, B, d) put back to their places in the tables, in scratch memory of that name."""
-        C, L, d = self.shape
-        if name not in scratch:
-            scratch[name] = of_rows.new_empty(self.shape)
-        spread = torch.full((C * L,), len(of_rows[0]) * C)  # the last of the following rows is zero
-        spread[self.row] = self.place
-        padded = torch.cat([of_rows.reshape(-1, d), of_rows.new_zeros(1, d)])
-        torch.index_select(padded, 0, spread, out=scratch[name].view(-1, d))
-        return scratch[name]
-
-
 def _outer(slope: Tensor, vector: Tensor, name: str, scratch: State) -> Tensor:
     """slopeᵀ · vector, (C, 1, L) and (C, 1, d) -> (C, L, d), in the scratch memory of that name."""
     if name not in scratch:
@@ -204,3 +124,34 @@ def pair_bpr(margin: Tensor, batch: Batch) -> Tensor:
 def pick(table: Tensor, index: Tensor) -> Tensor:
     """Rows of a stacked table: (C, L, d), (C, B) -> (C, B, d)."""
     return table.gather(1, index[..., None].expand(-1, -1, table.shape[-1]))
+
+
+def take(table: Tensor, rows: Tensor) -> Tensor:
+    """The same by one flat index, which is faster where rows are wide: (C, L, d), (C, B) -> (C, B, d)."""
+    C, L, d = table.shape
+    flat = (rows + torch.arange(C)[:, None] * L).view(-1)
+    return table.reshape(-1, d).index_select(0, flat).view(C, -1, d)
+
+
+def standardised(scores: Tensor) -> Tensor:
+    """Mean 0 and deviation 1 over the items of each user, in place."""
+    scores -= scores.mean(-1, keepdim=True)
+    deviation = torch.linalg.vector_norm(scores, dim=-1, keepdim=True) / max(scores.shape[-1] - 1, 1) ** 0.5
+    return scores.div_(deviation.clamp(min=1e-12))
+
+
+def put(chosen: Tensor, rows: Tensor, batch: Batch, like: Tensor, scratch: State, name: str = "items") -> Tensor:
+    """The way back of `take`: values (C, B, d) at their rows, zero elsewhere, in scratch memory of that name.
+
+    `batch` is the one that the rows occur in, `like` a tensor of the table's shape.
+    """
+    assert batch.count is not None
+    (C, L, d), B = like.shape, rows.shape[1]
+    if name not in scratch:
+        scratch[name] = torch.empty_like(like)
+    place = torch.full((C * L,), C * B)  # the last of the following rows is zero
+    there = batch.count.view(-1).nonzero()[:, 0]
+    place[(rows + torch.arange(C)[:, None] * L).view(-1)[there]] = there
+    padded = torch.cat([chosen.reshape(-1, d), chosen.new_zeros(1, d)])
+    torch.index_select(padded, 0, place, out=scratch[name].view(-1, d))
+    return scratch[name]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -41,9 +42,10 @@ class ClientStore:
                     if name not in self.leaves:
                         self.leaves[name] = self._allocate(name, (len(owners), *value.shape[1:]), value.dtype)
                     self.leaves[name][ids - owners.start] = value
-        if method.own_leaves:
+        self.kinds = method.leaves()
+        if own := method.own_leaves():
             one = method.downlink(method.init_server(federation), torch.arange(1))
-            for name in method.own_leaves:
+            for name in own:
                 field = one.fields[name]
                 value = field.dense()[0] if isinstance(field, Each) else field.dense()
                 self.leaves[f"own_{name}"] = self._allocate(
@@ -58,6 +60,9 @@ class ClientStore:
         size = int(np.prod(shape))
         return torch.from_file(str(self.folder / f"{name}.bin"), shared=True, size=size, dtype=dtype).view(shape)
 
+    def _is(self, name: str, what: Literal["table", "per_user"]) -> bool:
+        return name in self.kinds and bool(getattr(self.kinds[name], what))
+
     def read(self, data: Cohort, training: bool = False) -> State:
         """The leaves of a cohort: (C, U, …) per user, (C, L, …) tables, (C, …) the rest.
 
@@ -68,9 +73,9 @@ class ClientStore:
         for name, leaf in self.leaves.items():
             if training and name.startswith("own_"):
                 continue
-            if name in self.method.per_user:
+            if self._is(name, "per_user"):
                 out[name] = leaf[(data.users - self.users.start).clamp(min=0)]
-            elif name in self.method.tables and not data.every_row:
+            elif self._is(name, "table") and not data.every_row:
                 out[name] = rows_at(leaf, ids, data.rows)
             else:
                 out[name] = leaf.index_select(0, ids)
@@ -84,10 +89,10 @@ class ClientStore:
             leaf = self.leaves[name]
             if isinstance(value, Rows):  # a whole table
                 value.write_to(leaf, ids)
-            elif name in self.method.per_user:
+            elif self._is(name, "per_user"):
                 there = data.users >= 0
                 leaf[data.users[there] - self.users.start] = value[there]
-            elif name in self.method.tables and not data.every_row:
+            elif self._is(name, "table") and not data.every_row:
                 leaf[client[data.real], data.rows[data.real]] = value[data.real]
             else:
                 leaf[ids] = value

@@ -220,6 +220,27 @@ class Batch:
     mask: Tensor | None = None  # (C, B)
     report: bool = True  # whether anyone reads the value of the loss
 
+    @cached_property
+    def occurring(self) -> tuple["Batch", Tensor]:
+        """The same batch over the rows that occur in it alone, B a client at most, and which rows these are (C, B).
+
+        Padding names row 0 with a count of zero.
+        """
+        assert self.count is not None
+        assert self.positive is not None
+        C, _, L = self.count.shape
+        client, row = self.count[:, 0].nonzero(as_tuple=True)  # client by client
+        number = torch.bincount(client, minlength=C)
+        B = max(int(number.max()), 1)
+        place = torch.arange(len(client)) - (number.cumsum(0) - number)[client] + client * B
+        rows = torch.zeros(C * B, dtype=torch.long)
+        rows[place] = row
+        count, positive = self.count.new_zeros(2, C, 1, B)
+        row += client * L
+        count.view(-1)[place] = self.count.reshape(-1)[row]
+        positive.view(-1)[place] = self.positive.reshape(-1)[row]
+        return replace(self, count=count, positive=positive), rows.view(C, B)
+
 
 def _runs(steps: list[int]) -> list[slice]:
     """Runs of neighbours with equal numbers of steps."""

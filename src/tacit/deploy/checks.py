@@ -38,8 +38,7 @@ def template(
     federation = made_up(n_items)
     ids = torch.zeros(1, dtype=torch.long)
     down = method.downlink(server, torch.tensor([client]))
-    drawn = federation.cohort(ids, round, method.negatives, method.every_row) if method.draws else None
-    data = drawn or federation.people(ids)
+    data = method.data(federation, ids, round)
     up = local_round(method, ClientStore(method, federation).read(data, training=True), down, data)[1]
     return protection(up, down, 0, round) if protection else up
 

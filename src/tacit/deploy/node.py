@@ -19,6 +19,7 @@ from tacit.core.local import local_round
 from tacit.core.method import Method
 from tacit.core.payload import Each, Few, Field, Payload, Shared, Sparse, decode, stacked
 from tacit.core.store import ClientStore
+from tacit.core.trained import Trained
 from tacit.data.interactions import Interactions
 from tacit.deploy.job import Job
 from tacit.deploy.shard import Shard, known, roster, shard
@@ -311,13 +312,10 @@ def _newcomer(work: Work, down: Payload, user: str) -> torch.Tensor:
     alone = Payload(ids, {name: _typical(field) for name, field in down.fields.items()})
     store = ClientStore(work.method, own.federation, clients=own.clients, users=own.users)
     for round in range(1, ALONE + 1):
-        if work.method.draws:
-            data = own.federation.cohort(ids, round, work.method.negatives, work.method.every_row)
-        else:
-            data = own.federation.people(ids)
+        data = work.method.data(own.federation, ids, round)
         kept, _, _ = local_round(work.method, store.read(data, training=True), alone, data)
         store.write(data, kept)
-        if not work.method.phases(round):  # what is computed in one go is there after one round
+        if not isinstance(work.method, Trained):  # what is computed in one go is there after one round
             break
     fleet = SimulatedFleet(work.method, own.federation, threads=1, store=store)
     return fleet.scores_of_on(lambda _: alone, number, "test").clone()

@@ -18,7 +18,7 @@ import torch
 
 from tacit.config import RunConfig, build
 from tacit.core.payload import State
-from tacit.core.rounds import Plan, Progress, federate, sample
+from tacit.core.rounds import Plan, Progress, federate, participation_of, sample
 from tacit.deploy.checks import made_up
 from tacit.deploy.fleet import FlowerFleet, Grown, Link, Member, Terms, TooFew
 from tacit.deploy.job import Catalogue, Job, catalogue
@@ -117,10 +117,9 @@ def run(asked: Asked, folder: RunFolder, job: Job, link: Link, watch: Watch | No
     if not fleet.gather(asked.nodes, asked.wait):
         raise UserError(f"fewer than {asked.nodes} nodes after {asked.wait:.0f} s; start them and try again")
     plan = Plan(
-        rounds=method.length() if method.closed_form else asked.config.rounds or method.length(),
+        rounds=method.length(asked.config.rounds),
         seed=job.seed,
-        fraction=method.fraction,
-        traverse=method.traverse,
+        **participation_of(method),
         select=asked.config.select,
         evaluate_every=asked.config.evaluate_every,
         patience=asked.config.patience,

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,16 +12,14 @@ from tacit import rng
 from tacit.core.cluster import kmeans
 from tacit.core.method import Moment
 from tacit.core.payload import Each, Payload, Shared, State
-from tacit.core.scorers import affine_step
-from tacit.data.cohort import Batch, Cohort, Federation
-from tacit.methods.cgfedrec import aligned, alignment
-from tacit.methods.pfedrec import PFedRec
+from tacit.data.cohort import Cohort, Federation
+from tacit.methods.alignment import Aligned
 
 BLOCK = 256  # items of all clients at a time, so that nothing as large as the tables is written beside them
 
 
 @dataclass(frozen=True)
-class CoFedRec(PFedRec):
+class CoFedRec(Aligned):
     """PFedRec whose server groups items, then clients by one group of items (CoFedRec, 2024).
 
     Items are clustered by k-means over the mean table. A client and a cluster are drawn; the clients whose rows of that
@@ -36,18 +33,11 @@ class CoFedRec(PFedRec):
     scored_with: Literal["server", "own"] = "server"  # the group's table, where a client is in the group
     clusters: int = 30
     strength: float = 0.005  # λ, of the contrast
-    temperature: float = 0.1  # τ
-    base_temperature: float = 0.5  # τ_base
     anchors: int = 16  # rows drawn a round whose denominators stand for those of all; 0: all of them
 
     name: ClassVar[str] = "cofedrec"
     paper: ClassVar[str] = "He et al. 2024, Co-clustering for Federated Recommender System"
     individual: ClassVar[str] = "it groups clients by their tables and averages within the group alone"
-
-    @property
-    def every_row(self) -> bool:  # type: ignore[override]
-        """The contrast moves the whole table."""
-        return self.strength > 0
 
     def init_server(self, federation: Federation) -> State:
         """The same table for every client, all items in one cluster."""
@@ -62,35 +52,7 @@ class CoFedRec(PFedRec):
 
     def receive(self, clients: State, down: Payload, data: Cohort) -> State:
         """Beside the table, from the second round on, the labels (M,) and the round's anchors (C, a)."""
-        p = super().receive(clients, down, data)
-        if self.strength and data.round > 1:
-            p["labels"] = down["labels"].long()
-            if self.anchors:
-                words = rng.bits(data.federation.seed, "anchors", data.round, data.ids, data.federation.n_items)
-                p["anchors"] = torch.from_numpy(np.argsort(words, 1, kind="stable")[:, : self.anchors])
-        return p
-
-    def loss(self, p: State, batch: Batch) -> Tensor:
-        """BCE + λ · contrast, (C,)."""
-        bce = super().loss(p, batch)
-        if "labels" not in p:
-            return bce
-        return bce + self.strength * aligned(p, self.temperature, self.base_temperature)
-
-    def by_hand(self, p: State, batch: Batch, names: Iterable[str], scratch: State) -> tuple[Tensor, State] | None:
-        """PFedRec's step; the contrast reaches the table only."""
-        if batch.count is None:
-            return None
-        loss, grads = affine_step(p["head"], p["bias"], p["items"], batch, names, scratch)
-        if "labels" in p and "items" in grads:
-            value, slope = alignment(p["items"], p["labels"], self.temperature, self.base_temperature, p.get("anchors"))
-            loss = loss + self.strength * value
-            grads["items"].add_(slope, alpha=self.strength)
-        return loss, grads
-
-    def footprint(self, size: int, n_items: int) -> int:
-        """The whole table, where the contrast moves it."""
-        return n_items if self.every_row else super().footprint(size, n_items)
+        return super().receive(clients, down, data) | self.guide(down["labels"], data)
 
     def aggregate(self, server: State, uplinks: Iterable[Payload], now: Moment) -> State:
         """Take the tables over, cluster the items of their mean, share one table in a group of clients."""

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tacit.core.method import Method
 from tacit.core.optim import Optimizer
+from tacit.core.trained import Trained
 
 
 @dataclass(frozen=True)
-class FedMF(Method):
+class FedMF(Trained):
     """Score p_u · q_i. The item table is shared and averaged by |D_u|; the user vector is private.
 
     The table's rate is the better of 1000 and 3000 on validation over three seeds (NDCG@10 .0712 and .0696,

@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from tacit.core.method import Method, Phase
+from tacit.core.leaves import Leaves, private
+from tacit.core.objective import gradient_by
 from tacit.core.payload import Payload, State
 from tacit.core.scorers import row_slope
+from tacit.core.trained import Phase
 from tacit.data.cohort import Batch, Cohort, Federation
 from tacit.methods.pfedrec import PFedRec
 
@@ -40,12 +42,15 @@ class FedRAP(PFedRec):
 
     name: ClassVar[str] = "fedrap"
     paper: ClassVar[str] = "Li et al. 2024, Federated Recommendation with Additive Personalization"
-    private: ClassVar[tuple[str, ...]] = ("head", "bias", "personal")
-    tables: ClassVar[tuple[str, ...]] = ("items", "personal")
+    personal_table: ClassVar[str] = "personal"
+
+    def leaves(self) -> Leaves:
+        """PFedRec's, and D."""
+        return super().leaves() | {"personal": private(table=True)}
 
     def init_clients(self, federation: Federation, ids: Tensor) -> State:
         """All start with the same D."""
-        one = self.noise(federation, "personal", federation.n_items, self.dim)
+        one = self.starting(federation, "personal", federation.n_items, self.dim)
         return {"personal": one.expand(len(ids), *one.shape)}
 
     def receive(self, clients: State, down: Payload, data: Cohort) -> State:
@@ -55,15 +60,16 @@ class FedRAP(PFedRec):
 
     def phases(self, round: int) -> list[Phase]:
         """All leaves move together; the rates fall with every step and every round."""
-        common = self.table_lr or self.lr
+        common = self.table_rate
         rates = {"head": self.lr, "bias": self.lr, "items": common, "personal": self.personal_lr or common}
         now = {n: rate * self.round_decay ** (round - 1) for n, rate in rates.items()}
-        return [replace(self.phase(now, loss=self.loss), decay=self.step_decay)]
+        return [self.phase(now, loss=self.loss, decay=self.step_decay)]
 
     def view(self, p: State) -> Tensor:
         """C + D, (C, L, d)."""
         return p["items"] + p["personal"]
 
+    @gradient_by("additive_gradient")
     def loss(self, p: State, batch: Batch) -> Tensor:
         """The client's part of the objective, (C,)."""
         return super().loss(p, batch) + self.terms(p, batch)
@@ -79,11 +85,11 @@ class FedRAP(PFedRec):
             total = (each.gather(1, batch.row) * batch.mask).sum(1)
         return p["progress"] * total / batch.size
 
-    def by_hand(self, p: State, batch: Batch, names: Iterable[str], scratch: State) -> tuple[Tensor, State] | None:
-        """`loss` and its gradients without autograd."""
-        own = type(self)
-        ours = (FedRAP.loss, FedRAP.terms, Method.bce, FedRAP.view, PFedRec.score)
-        if (own.loss, own.terms, own.bce, own.view, own.score) != ours or batch.count is None:
+    def additive_gradient(
+        self, p: State, batch: Batch, names: Iterable[str], scratch: State
+    ) -> tuple[Tensor, State] | None:
+        """`loss` and its gradients for one user."""
+        if batch.count is None:
             return None
         head, common, personal = p["head"], p["items"], p["personal"]
         # two products cost less than the sum of the tables

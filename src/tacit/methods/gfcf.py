@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from tacit.core.aggregate import plain_sum
-from tacit.core.method import Method, Moment, Phase
+from tacit.core.closed_form import ClosedForm, history, linear
+from tacit.core.leaves import Leaves, shared
+from tacit.core.method import Moment
 from tacit.core.payload import Each, Payload, State
 from tacit.data.cohort import Cohort, Federation
 
 
 @dataclass(frozen=True)
-class GFCF(Method):
+class GFCF(ClosedForm):
     """Score x_u (R̃ᵀR̃ + α D^(−½) V Vᵀ D^(½)): a linear filter and an ideal low-pass one (Shen et al. 2021, Eq. 9).
 
     R̃ is the interaction matrix with both degrees' roots divided out, D the items' degrees and V the first singular
@@ -28,20 +30,15 @@ class GFCF(Method):
     name: ClassVar[str] = "gfcf"
     paper: ClassVar[str] = "Shen et al. 2021, centralised"
     individual: ClassVar[str] = ""  # Gram matrices are summed
-    closed_form: ClassVar[bool] = True
-    draws: ClassVar[bool] = False
-    shared: ClassVar[tuple[str, ...]] = ("filter",)
-    private: ClassVar[tuple[str, ...]] = ()
-    tables: ClassVar[tuple[str, ...]] = ()
     pooled: ClassVar[bool] = True
 
-    def length(self) -> int:
+    def leaves(self) -> Leaves:
+        """The filter."""
+        return {"filter": shared()}
+
+    def length(self, asked: int | None = None) -> int:
         """A round for each rank."""
         return len(self.rank)
-
-    def asks(self, round: int) -> bool:
-        """One upload serves every rank."""
-        return round == 1
 
     def init_server(self, federation: Federation) -> State:
         """Nothing yet."""
@@ -53,23 +50,11 @@ class GFCF(Method):
             "tried": torch.zeros(1).long(),
         }
 
-    def init_users(self, federation: Federation, users: Tensor) -> State:
-        """A user is its history."""
-        return {}
-
-    def phases(self, round: int) -> list[Phase]:
-        """Nothing is trained."""
-        return []
-
-    def receive(self, clients: State, down: Payload, data: Cohort) -> State:
-        """The sums need nothing from the server."""
-        return {}
-
     def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
         """Σ_u x xᵀ / n_u, (C, M, M)."""
-        history = data.history()
-        history /= history.sum(-1, keepdim=True).clamp(min=1).sqrt()
-        return Payload(data.ids, {"gram": Each(history.mT @ history)})
+        histories = data.history()
+        histories /= histories.sum(-1, keepdim=True).clamp(min=1).sqrt()
+        return Payload(data.ids, {"gram": Each(histories.mT @ histories)})
 
     def aggregate(self, server: State, uplinks: Iterable[Payload], now: Moment) -> State:
         """Sum and decompose in the first round; filter with the next rank in every round."""
@@ -82,11 +67,13 @@ class GFCF(Method):
         filtering = graph_filter(gram, vectors[:, : self.rank[int(tried)]], self.ideal)
         return {"gram": gram, "vectors": vectors, "filter": filtering, "tried": tried + 1}
 
-    def serve(self, clients: State, down: Payload, data: Cohort, phase: str) -> State:
-        """The user's history beside the filter; the score is x_u · F_i, F_i the column of item i."""
-        known = phase == "test" and self.history == "known"
-        columns = down["filter"].T
-        return {"user": data.history("test" if known else "train"), "items": columns.expand(len(data.ids), -1, -1)}
+    def serve(self, clients: State, down: Payload, data: Cohort, part: str) -> State:
+        """The user's history and the filter."""
+        return {"history": history(data, part, self.history), "filter": down["filter"]}
+
+    def scores(self, p: State) -> Tensor:
+        """x_u F, (C, U, M)."""
+        return linear(p["history"], p["filter"])
 
 
 def leading(gram: Tensor, rank: int) -> Tensor:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from tacit import rng
-from tacit.core.method import Method, Moment, Phase, spread
+from tacit.core.leaves import Leaves, private
+from tacit.core.method import Moment, spread
 from tacit.core.payload import Each, Field, Payload, Rows, Shared, State
-from tacit.core.scorers import perceptron_step
+from tacit.core.trained import Phase, Trained
 from tacit.data.cohort import Batch, Cohort, Federation
 from tacit.methods.fedncf import FedNCF
 from tacit.methods.pfedgraph import gram, mix
@@ -45,24 +46,18 @@ class GPFedRec(FedNCF):
     paper: ClassVar[str] = "Zhang et al. 2024, Graph-Guided Personalization for Federated Recommendation"
     individual: ClassVar[str] = "it relates clients by their tables and averages each one's neighbours for it"
 
-    @property
-    def shared(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The table alone."""
-        return ("items",)
+    def leaves(self) -> Leaves:
+        """FedNCF's, with a private perceptron."""
+        return super().leaves() | dict.fromkeys(self.perceptron, private())
 
     @property
-    def private(self) -> tuple[str, ...]:  # type: ignore[override]
-        """User vector and perceptron."""
-        return ("user", *self.perceptron)
-
-    @property
-    def every_row(self) -> bool:  # type: ignore[override]
+    def every_row(self) -> bool:
         """Whether untouched rows have no closed form."""
         return self.optimizer != "sgd"
 
     def init_server(self, federation: Federation) -> State:
         """One table for all, and nobody in the graph; the targets come with the first uploads."""
-        return Method.init_server(self, federation) | {"seen": torch.zeros(federation.n_clients, dtype=torch.bool)}
+        return Trained.init_server(self, federation) | {"seen": torch.zeros(federation.n_clients, dtype=torch.bool)}
 
     def init_clients(self, federation: Federation, ids: Tensor) -> State:
         """The same perceptron for all, uniform within ±1/√inputs."""
@@ -75,7 +70,7 @@ class GPFedRec(FedNCF):
 
     def init_users(self, federation: Federation, users: Tensor) -> State:
         """The same vector for all."""
-        return {"user": self.noise(federation, "user", self.dim).expand(len(users), -1)}
+        return {"user": self.starting(federation, "user", self.dim).expand(len(users), -1)}
 
     def downlink(self, server: State, ids: Tensor) -> Payload:
         """The mean table, and each client's target; who has none yet is guided to the mean."""
@@ -99,7 +94,7 @@ class GPFedRec(FedNCF):
     def phases(self, round: int) -> list[Phase]:
         """Perceptron, user vector and table move together."""
         rates = dict.fromkeys(self.perceptron, self.lr)
-        return [self.phase(rates | {"user": self.user_lr, "items": self.table_lr or self.lr}, loss=self.loss)]
+        return [self.phase(rates | {"user": self.user_lr, "items": self.table_rate}, loss=self.loss)]
 
     def loss(self, p: State, batch: Batch) -> Tensor:
         """BCE + λ·MSE(items, target), of the second the rows that the client trains, (C,)."""
@@ -109,30 +104,13 @@ class GPFedRec(FedNCF):
         """λ / (M·d) · Σ (items − target)², (C,)."""
         return ((p["items"] - p["target"]).square() * p["pull"]).sum((1, 2))
 
-    def by_hand(self, p: State, batch: Batch, names: Iterable[str], scratch: State) -> tuple[Tensor, State] | None:
-        """`loss` and its gradients without autograd, where the table scored with is the shared one."""
-        own = type(self)
-        ours = (GPFedRec.loss, GPFedRec.distance, Method.bce, Method.view, FedNCF.score)
-        if (own.loss, own.distance, own.bce, own.view, own.score) != ours or batch.count is None:
-            return None
-        loss, grads = perceptron_step(p, len(self.layers), p["items"], batch, names, scratch)
-        if "apart" not in scratch:
-            scratch["apart"] = torch.empty_like(p["items"])
-        apart = torch.sub(p["items"], p["target"], out=scratch["apart"])
-        if batch.report:
-            flat = apart.flatten(1)[:, None]  # (C, 1, L·d)
-            loss = loss + (flat @ flat.mT * p["pull"])[:, 0, 0]
-        if "items" in grads:
-            grads["items"].addcmul_(apart, p["pull"], value=2)
-        return loss, grads
-
     def whole(self, name: str, p: State, down: Payload, data: Cohort) -> Field:
         """The table: touched rows as training left them, the others target + γ^steps · (received − target)."""
         if self.every_row or isinstance(down.fields["target"], Shared):
             return super().whole(name, p, down, data)
         size = self.batch or max(int(data.samples.max()), 1)
         steps = self.epochs * -(-data.samples // size)  # (C,)
-        rate = self.table_lr or self.lr
+        rate = self.table_rate
         left = (1 - 2 * rate * self.guidance / (data.federation.n_items * self.dim)) ** steps.float()  # γ^steps
         base = torch.lerp(down["target"], down[name], left.view(-1, 1, 1))
         return Rows(p[name], data.rows, data.real, base)

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from tacit.core.payload import Sparse
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -164,3 +167,13 @@ def steps(items: Ints, windows: Sequence[int], decays: Sequence[float], n_items:
             column = scale * n_items + items[a - lag]
             parts.append(Cells(a - first, np.zeros_like(a), column, np.full(len(a), decay ** (lag - 1))))
     return _join(parts)
+
+
+def sparse_field(cells: Cells, client: Ints, shape: tuple[int, int], many: bool) -> Sparse:
+    """A field of a payload: `client` owns each sequence; `many`: several sequences of one, whose cells are added up."""
+    owner, index, value = client[cells.owner], cells.row * shape[1] + cells.column, cells.value
+    if many:  # several users of a client may fill one cell
+        size = shape[0] * shape[1]
+        key, place = np.unique(owner * size + index, return_inverse=True)
+        owner, index, value = key // size, key % size, sums(place, value, len(key))
+    return Sparse(torch.from_numpy(owner), torch.from_numpy(index), torch.from_numpy(value).float(), shape)

@@ -9,15 +9,15 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from tacit.core.method import Method, Phase
 from tacit.core.optim import Optimizer
 from tacit.core.payload import Payload, State
 from tacit.core.scorers import dot, pick
+from tacit.core.trained import Phase, Trained
 from tacit.data.cohort import Batch, Cohort
 
 
 @dataclass(frozen=True)
-class FedLightGCN(Method):
+class FedLightGCN(Trained):
     """LightGCN on each client's own graph; the items' layer-0 table is shared and averaged by |D_u|.
 
     Score e_u · e_i with e the mean of a node's layers 0 … K, each layer a step over the normalised graph (He et al.
@@ -49,9 +49,8 @@ class FedLightGCN(Method):
 
     def phases(self, round: int) -> list[Phase]:
         """One phase; BPR compares each positive with each of its negatives."""
-        rates = {"user": self.lr, "items": self.table_lr or self.lr}
-        ranked = self.objective == "bpr"
-        return [Phase((rates,), self.loss, self.epochs, self.batch, self.optimizer, ranked=ranked)]
+        rates = {"user": self.lr, "items": self.table_rate}
+        return [self.phase(rates, loss=self.loss, ranked=self.objective == "bpr")]
 
     def view(self, p: State) -> Tensor:
         """Every node's vector, (C, L + U, d): the items', and behind them the users' that they are scored with."""

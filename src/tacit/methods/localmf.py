@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from tacit.core.leaves import Leaves, kept
 from tacit.core.method import Moment
 from tacit.core.payload import Field, Payload, Rows, State, rows_of
 from tacit.data.cohort import Cohort, Federation
@@ -25,7 +26,10 @@ class LocalMF(FedMF):
     name: ClassVar[str] = "localmf"
     paper: ClassVar[str] = "the floor of every federation; PFedCLR's 'LT w/o GA'"
     individual: ClassVar[str] = ""  # averaged, or not sent at all
-    kept: ClassVar[tuple[str, ...]] = ("local",)  # the whole table, also of rows a round does not touch
+
+    def leaves(self) -> Leaves:
+        """FedMF's, and the client's own table, read whole: also the rows that a round does not touch."""
+        return super().leaves() | {"local": kept()}
 
     def alone(self, round: int) -> bool:
         """Whether a client starts this round from its own table."""
@@ -66,6 +70,6 @@ class LocalMF(FedMF):
             pass
         return server
 
-    def serve(self, clients: State, down: Payload, data: Cohort, phase: str) -> State:
+    def serve(self, clients: State, down: Payload, data: Cohort, part: str) -> State:
         """Its own table."""
         return clients | {"items": clients["local"]}

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tacit import rng
 from tacit.core.cluster import kmeans
+from tacit.core.leaves import Leaves, kept
 from tacit.core.method import Moment
 from tacit.core.payload import Each, Payload, Rows, Shared, State
 from tacit.data.cohort import Cohort, Federation
@@ -36,8 +37,10 @@ class PerFedRec(FedLightGCN):
     name: ClassVar[str] = "perfedrec"
     paper: ClassVar[str] = "Luo et al. 2022, Joint Representation Learning, User Clustering, and Model Adaptation"
     individual: ClassVar[str] = "it groups clients by their user vectors and averages tables within each group"
-    private: ClassVar[tuple[str, ...]] = ()
-    kept: ClassVar[tuple[str, ...]] = ("user",)
+
+    def leaves(self) -> Leaves:
+        """LightGCN's, of which the user vector is uploaded, too."""
+        return super().leaves() | {"user": kept(per_user=True)}
 
     def init_server(self, federation: Federation) -> State:
         """One table for all and for every cluster; nobody's vector is known."""
@@ -60,9 +63,8 @@ class PerFedRec(FedLightGCN):
         """The trained table, the mean user vector and the weight."""
         there = (data.users >= 0).float()[..., None]  # (C, U, 1)
         taste = (p["user"] * there).sum(1) / there.sum(1).clamp(min=1)
-        weight = data.size.float() if self.weighting == "size" else torch.ones(len(data.ids))
         fields = {"items": self.whole("items", p, down, data), "taste": Each(taste)}
-        return Payload(data.ids, fields | {"weight": Each(weight, private=False)})
+        return Payload(data.ids, fields | {"weight": self.weight(data)})
 
     def aggregate(self, server: State, uplinks: Iterable[Payload], now: Moment) -> State:
         """Means over all and over each cluster as it was in this round, then the clusters anew.
@@ -106,9 +108,9 @@ class PerFedRec(FedLightGCN):
         fresh = {} if grouped else {"near": new["items"].repeat(self.clusters, 1, 1)}  # nobody has trained in it yet
         return {"label": label, "centres": centres} | fresh
 
-    def serve(self, clients: State, down: Payload, data: Cohort, phase: str) -> State:
+    def serve(self, clients: State, down: Payload, data: Cohort, part: str) -> State:
         """The mixture of the three tables."""
-        p = super().serve(clients, down, data, phase)
+        p = super().serve(clients, down, data, part)
         first, second = down["items"], down["second"]
         near, wide = (first, second) if self.start == "cluster" else (second, first)
         return p | {"items": self.own * p["items"] + self.near * near + self.wide * wide}

@@ -9,18 +9,20 @@ import torch
 from torch import Tensor
 
 from tacit import rng
-from tacit.core.method import Method, Moment
+from tacit.core.method import Moment
+from tacit.core.objective import gradient_by
 from tacit.core.payload import Each, Payload, State
 from tacit.core.rounds import round_up
 from tacit.core.scorers import inner_product_step
 from tacit.core.simplex import project
+from tacit.core.trained import Trained
 from tacit.data.cohort import Batch, Cohort, Federation
 
 BLOCK = 256  # items of all mixed clients at a time: nothing larger than that is written beside the tables
 
 
 @dataclass(frozen=True)
-class PFedGraph(Method):
+class PFedGraph(Trained):
     """Client i starts a round from Σ_j w_ij θ_j, its own mixture of the item tables (pFedGraph, 2023).
 
     Symbols: θ_i -> the i-th of the server's `tables`, θ⁰ -> `start`, w_i -> a row of `graph`, p -> the clients' shares
@@ -55,6 +57,7 @@ class PFedGraph(Method):
             p["rest"] = p["norm2"] - within(p["anchor"], p["anchor"])  # of the rows that do not train
         return p
 
+    @gradient_by("proximal_gradient")
     def loss(self, p: State, batch: Batch) -> Tensor:
         """F_i(θ) − λ · cos(θ, θ received), (C,)."""
         bce = super().loss(p, batch)
@@ -65,7 +68,9 @@ class PFedGraph(Method):
         norm2 = p["rest"] + within(p["items"], p["items"])
         return (p["rest"] + within(p["items"], p["anchor"])) / (norm2 * p["norm2"]).sqrt(), norm2
 
-    def by_hand(self, p: State, batch: Batch, names: Iterable[str], scratch: State) -> tuple[Tensor, State] | None:
+    def proximal_gradient(
+        self, p: State, batch: Batch, names: Iterable[str], scratch: State
+    ) -> tuple[Tensor, State] | None:
         """FedMF's step, and ∂cos/∂θ = θ⁰ / (‖θ‖‖θ⁰‖) − cos · θ / ‖θ‖² with θ⁰ as received."""
         if batch.count is None:
             return None

@@ -1,6 +1,5 @@
 """PFedRec: a private scoring head instead of a user vector, and a table that every client finetunes for itself."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -8,15 +7,16 @@ import torch
 from torch import Tensor
 
 from tacit import rng
-from tacit.core.method import Method, Phase
+from tacit.core.leaves import Leaves, private, shared
 from tacit.core.optim import Optimizer
 from tacit.core.payload import State
-from tacit.core.scorers import affine_step, dot, pick
-from tacit.data.cohort import Batch, Federation
+from tacit.core.scorers import dot, pick
+from tacit.core.trained import Phase, Trained
+from tacit.data.cohort import Federation
 
 
 @dataclass(frozen=True)
-class PFedRec(Method):
+class PFedRec(Trained):
     """Score w_u · q_i + b_u; every batch takes a step of the head, then one of the item table.
 
     Symbols: θ_u -> head and bias, θ^m -> items. The head never leaves the client; tables are averaged, every client
@@ -36,8 +36,10 @@ class PFedRec(Method):
 
     name: ClassVar[str] = "pfedrec"
     paper: ClassVar[str] = "Zhang et al. 2023, Dual Personalization on Federated Recommendation"
-    private: ClassVar[tuple[str, ...]] = ("head", "bias")
-    per_user: ClassVar[tuple[str, ...]] = ("head", "bias")
+
+    def leaves(self) -> Leaves:
+        """The table, and a head in the user vector's place."""
+        return {"items": shared(table=True), "head": private(per_user=True), "bias": private(per_user=True)}
 
     def init_users(self, federation: Federation, users: Tensor) -> State:
         """All start with the same head, uniform within ±1/√d, so that the first tables agree on a direction."""
@@ -48,8 +50,7 @@ class PFedRec(Method):
 
     def phases(self, round: int) -> list[Phase]:
         """Head, then table, on every batch (Algorithm 1)."""
-        head = dict.fromkeys(self.private, self.lr)
-        return [self.phase(head, {"items": self.table_lr or self.lr}, loss=self.loss)]
+        return [self.phase({"head": self.lr, "bias": self.lr}, {"items": self.table_rate}, loss=self.loss)]
 
     def score(self, p: State, table: Tensor) -> Tensor:
         """w_u · q_i + b_u, (C, U, L)."""
@@ -58,11 +59,3 @@ class PFedRec(Method):
     def pairs(self, p: State, table: Tensor, slot: Tensor, row: Tensor) -> Tensor:
         """The same for chosen pairs, (C, B)."""
         return (pick(p["head"], slot) * pick(table, row)).sum(-1) + pick(p["bias"], slot)[..., 0]
-
-    def by_hand(self, p: State, batch: Batch, names: Iterable[str], scratch: State) -> tuple[Tensor, State] | None:
-        """`loss` and its gradients without autograd, where the table scored with is the shared one."""
-        own = type(self)
-        plain = (own.loss, own.bce, own.view, own.score) == (Method.loss, Method.bce, Method.view, PFedRec.score)
-        if not plain or batch.count is None or not {"head", "bias", "items"}.issuperset(names):
-            return None
-        return affine_step(p["head"], p["bias"], p["items"], batch, names, scratch)

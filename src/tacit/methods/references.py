@@ -8,38 +8,28 @@ import torch
 from torch import Tensor
 
 from tacit.core.aggregate import plain_sum
-from tacit.core.method import Method, Moment, Phase
+from tacit.core.closed_form import ClosedForm, history, linear
+from tacit.core.leaves import Leaves, private, shared
+from tacit.core.method import Method, Moment
 from tacit.core.payload import Each, Payload, State
 from tacit.data.cohort import Cohort, Federation
 from tacit.methods.ridge import ease_weights
 
 
 @dataclass(frozen=True)
-class Popularity(Method):
+class Popularity(ClosedForm):
     """Score how often an item was touched in training, the same for everyone."""
 
     name: ClassVar[str] = "popularity"
     individual: ClassVar[str] = ""  # counts are summed
-    closed_form: ClassVar[bool] = True
-    draws: ClassVar[bool] = False
-    shared: ClassVar[tuple[str, ...]] = ("count",)
-    private: ClassVar[tuple[str, ...]] = ()
 
-    def length(self) -> int:
-        """Counting takes one round."""
-        return 1
+    def leaves(self) -> Leaves:
+        """The counts."""
+        return {"count": shared()}
 
     def init_server(self, federation: Federation) -> State:
         """No counts yet."""
         return {"count": torch.zeros(federation.n_items)}
-
-    def init_users(self, federation: Federation, users: Tensor) -> State:
-        """Nothing is private."""
-        return {}
-
-    def phases(self, round: int) -> list[Phase]:
-        """Nothing is trained."""
-        return []
 
     def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
         """The client's own counts."""
@@ -47,15 +37,15 @@ class Popularity(Method):
 
     def aggregate(self, server: State, uplinks: Iterable[Payload], now: Moment) -> State:
         """Their sum."""
-        return {"count": plain_sum(uplinks, "count")["count"].float()}
+        return {"count": plain_sum(uplinks, "count").get("count", server["count"]).float()}
 
-    def view(self, p: State) -> Tensor:
-        """The counts as a table of width 1."""
-        return p["count"][..., None]
+    def serve(self, clients: State, down: Payload, data: Cohort, part: str) -> State:
+        """The counts."""
+        return {"count": down["count"].expand(len(data.ids), -1)}
 
-    def score(self, p: State, table: Tensor) -> Tensor:
+    def scores(self, p: State) -> Tensor:
         """(C, 1, M): no user differs."""
-        return table.mT
+        return p["count"][:, None]
 
 
 @dataclass(frozen=True)
@@ -65,37 +55,37 @@ class Oracle(Method):
     Where a protocol never draws a held-out item, this finds it; under an honest one it is at chance.
     """
 
+    negatives: int = 4  # per positive, redrawn every round
+    rounds: int = 100
+
     name: ClassVar[str] = "oracle"
+    scored_with: ClassVar[str] = "own"
     individual: ClassVar[str] = ""  # nothing is sent
-    shared: ClassVar[tuple[str, ...]] = ()
-    private: ClassVar[tuple[str, ...]] = ("drawn",)
-    tables: ClassVar[tuple[str, ...]] = ("drawn",)
-    scored_with: Literal["server", "own"] = "own"
+
+    def leaves(self) -> Leaves:
+        """The counts of draws."""
+        return {"drawn": private(table=True)}
+
+    def length(self, asked: int | None = None) -> int:
+        """As many as asked for."""
+        return asked or self.rounds
+
+    def data(self, federation: Federation, ids: Tensor, round: int) -> Cohort:
+        """The draws that a trained method would get."""
+        return federation.cohort(ids, round, self.negatives)
 
     def init_server(self, federation: Federation) -> State:
         """The server knows nothing."""
-        return {}
-
-    def init_users(self, federation: Federation, users: Tensor) -> State:
-        """Nothing per user."""
         return {}
 
     def init_clients(self, federation: Federation, ids: Tensor) -> State:
         """No draws yet, (C, M, 1)."""
         return {"drawn": torch.zeros(len(ids), federation.n_items, 1)}
 
-    def phases(self, round: int) -> list[Phase]:
-        """Nothing is trained."""
-        return []
-
     def receive(self, clients: State, down: Payload, data: Cohort) -> State:
         """Add this round's draws."""
         drawn = torch.zeros(data.rows.shape).scatter_add_(1, data.row, data.drawn)
         return {"drawn": clients["drawn"] + drawn[..., None]}
-
-    def serve(self, clients: State, down: Payload, data: Cohort, phase: str) -> State:
-        """The draws so far."""
-        return clients
 
     def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
         """Nothing is sent."""
@@ -107,17 +97,21 @@ class Oracle(Method):
             pass
         return server
 
-    def view(self, p: State) -> Tensor:
-        """Minus the counts."""
-        return -p["drawn"]
+    def serve(self, clients: State, down: Payload, data: Cohort, part: str) -> State:
+        """The draws so far."""
+        return clients
 
-    def score(self, p: State, table: Tensor) -> Tensor:
-        """(C, 1, M)."""
-        return table.mT
+    def scores(self, p: State) -> Tensor:
+        """Minus the counts, (C, 1, M)."""
+        return -p["drawn"].mT
+
+    def footprint(self, size: int, n_items: int) -> int:
+        """The rows of a round."""
+        return min(size * (1 + self.negatives), n_items)
 
 
 @dataclass(frozen=True)
-class EASE(Method):
+class EASE(ClosedForm):
     """Item weights in closed form from the Gram matrix G = XᵀX: B = −P / diag(P), P = (G + λI)⁻¹.
 
     Every round solves with the next λ; the best on validation is reported.
@@ -129,42 +123,25 @@ class EASE(Method):
     name: ClassVar[str] = "ease"
     paper: ClassVar[str] = "Steck 2019, centralised"
     individual: ClassVar[str] = ""  # Gram matrices are summed
-    closed_form: ClassVar[bool] = True
-    draws: ClassVar[bool] = False
-    shared: ClassVar[tuple[str, ...]] = ("weights",)
-    private: ClassVar[tuple[str, ...]] = ()
-    tables: ClassVar[tuple[str, ...]] = ()
     pooled: ClassVar[bool] = True
 
-    def length(self) -> int:
+    def leaves(self) -> Leaves:
+        """The weights."""
+        return {"weights": shared()}
+
+    def length(self, asked: int | None = None) -> int:
         """A round for each λ."""
         return len(self.ridge)
-
-    def asks(self, round: int) -> bool:
-        """One upload serves every λ."""
-        return round == 1
 
     def init_server(self, federation: Federation) -> State:
         """Nothing yet, (M, M)."""
         nothing = torch.zeros(federation.n_items, federation.n_items)
         return {"gram": nothing, "weights": nothing.clone(), "tried": torch.zeros(1).long()}
 
-    def init_users(self, federation: Federation, users: Tensor) -> State:
-        """A user is its history."""
-        return {}
-
-    def phases(self, round: int) -> list[Phase]:
-        """Nothing is trained."""
-        return []
-
-    def receive(self, clients: State, down: Payload, data: Cohort) -> State:
-        """Training needs no weights."""
-        return {}
-
     def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
         """XᵀX, (C, M, M)."""
-        history = data.history()
-        return Payload(data.ids, {"gram": Each(history.mT @ history)})
+        histories = data.history()
+        return Payload(data.ids, {"gram": Each(histories.mT @ histories)})
 
     def aggregate(self, server: State, uplinks: Iterable[Payload], now: Moment) -> State:
         """Sum the Gram matrix in the first round; solve with the next λ in every round."""
@@ -173,11 +150,13 @@ class EASE(Method):
         weights = ease_of(gram.double(), self.ridge[int(tried)]).float()
         return {"gram": gram, "weights": weights, "tried": tried + 1}
 
-    def serve(self, clients: State, down: Payload, data: Cohort, phase: str) -> State:
-        """The user's history beside the weights; the score is x_u · B_i, B_i the column of item i."""
-        known = phase == "test" and self.history == "known"
-        columns = down["weights"].T
-        return {"user": data.history("test" if known else "train"), "items": columns.expand(len(data.ids), -1, -1)}
+    def serve(self, clients: State, down: Payload, data: Cohort, part: str) -> State:
+        """The user's history and the weights."""
+        return {"history": history(data, part, self.history), "weights": down["weights"]}
+
+    def scores(self, p: State) -> Tensor:
+        """x_u B, (C, U, M)."""
+        return linear(p["history"], p["weights"])
 
 
 def ease_of(gram: Tensor, ridge: float) -> Tensor:

@@ -7,6 +7,8 @@ many of the first rows of S are diagonal among themselves, as histories of a sin
 import torch
 from torch import Tensor
 
+from tacit.core.payload import State
+
 BLOCK = 512  # rows at a time
 
 
@@ -74,6 +76,19 @@ def inverse_of(factor: Tensor) -> Tensor:
 def ease_weights(inverse: Tensor, out: Tensor | None = None) -> Tensor:
     """−P / diag(P) with a zero diagonal, P = (G + λI)⁻¹ (Steck 2019, Eq. 8)."""
     return torch.div(inverse, -inverse.diagonal(), out=out).fill_diagonal_(0.0)
+
+
+def ease_solution(server: State, ridge: float) -> State:
+    """P = (G + λI)⁻¹ and EASE's weights; an item that is no input has nothing to leave out: its column is P G."""
+    gram = server["G"]
+    if "inputs" not in server:
+        inverse = inverse_of(factor_of(gram, ridge))
+        return {"PG": inverse, "E": ease_weights(inverse)}
+    chosen = server["inputs"].long()
+    inverse = inverse_of(factor_of(gram[:, chosen].tril(), ridge))
+    weights = inverse @ gram
+    weights[:, chosen] = ease_weights(inverse)
+    return {"PG": inverse, "E": weights}
 
 
 def _blocks(start: int, stop: int) -> list[slice]:

@@ -1,10 +1,9 @@
 """tally: clients share additive statistics, the server solves in closed form; one upload, and able to forget."""
 
 import math
-import secrets
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import ClassVar, Literal
 
@@ -13,9 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tacit import rng
-from tacit.core.method import Method, Moment, Phase
+from tacit.core.closed_form import ClosedForm
+from tacit.core.leaves import Leaves, shared
+from tacit.core.method import Moment
 from tacit.core.payload import Payload, Shared, Sparse, State
+from tacit.core.scorers import standardised
 from tacit.data.cohort import Cohort, Federation
 from tacit.errors import UserError
 from tacit.methods.gfcf import graph_filter, leading
@@ -23,23 +24,22 @@ from tacit.methods.history_sums import (
     Cells,
     Sequences,
     counts,
-    gram,
     places,
     recent,
-    recurrences,
+    sparse_field,
     steps,
-    sums,
-    transitions,
 )
-from tacit.methods.ridge import ease_weights, factor_of, inverse_of, solved
-from tacit.privacy.gaussian import gaussian_epsilon
+from tacit.methods.ridge import ease_solution, factor_of, solved
+from tacit.methods.ridge_revision import factored, scale_of, shift_ease, shift_ridge, sparse_matrix
+from tacit.methods.tally_sums import Sums
+from tacit.privacy.gaussian import add_noise, gaussian_epsilon
 
 Ints = NDArray[np.int64]
 WIDEST = 20_000  # rows of A: its square, 1.6 GB, is needed a few times
 
 
 @dataclass(frozen=True)
-class Tally(Method):
+class Tally(ClosedForm):
     """Next item from decayed recent history by ridge regression, blended with EASE, all from three sums.
 
     For a user with items i_1 … i_n, oldest first, h_t = Σ_{s<t, t−s≤W} γ^(t−s−1) e_{i_s} is the recent history before
@@ -56,7 +56,6 @@ class Tally(Method):
     own, and the sums are the rows, and for A the columns too, of these items.
     """
 
-    dim: int = 1  # no vectors: a block of users to rank is cut by their scores alone
     windows: tuple[int, ...] = (1, 20)  # W of each time scale
     decays: tuple[float, ...] = (1.0, 0.9)  # γ of each time scale
     ridge: tuple[float, ...] = (0.3, 1.0, 4.0)  # λ, as a multiple of A's mean diagonal (to a power of two)
@@ -70,16 +69,15 @@ class Tally(Method):
     clip: float = 0.0  # L2 bound on a user's whole contribution; 0: none
     dp_noise: float = 0.0  # standard deviation of the Gaussian noise on the sums, in units of clip
     delta: float = 1e-6
-    dp_seed: int = -1  # of the noise; -1: the system's entropy, which ε needs. A number is for repeatable simulations
+    dp_seed: int = -1  # of the noise; -1: the system's entropy. A number is for repeatable simulations: ε = ∞
 
     name: ClassVar[str] = "tally"
     paper: ClassVar[str] = "FedCIA's idea taken to its end"
     individual: ClassVar[str] = ""  # all it needs is sums
-    closed_form: ClassVar[bool] = True
-    draws: ClassVar[bool] = False
-    shared: ClassVar[tuple[str, ...]] = ("inputs", "B", "E", "blend")
-    private: ClassVar[tuple[str, ...]] = ()
-    tables: ClassVar[tuple[str, ...]] = ()
+
+    def leaves(self) -> Leaves:
+        """What a client ranks with."""
+        return dict.fromkeys(("inputs", "B", "E", "blend"), shared())
 
     # what is tried
 
@@ -88,7 +86,7 @@ class Tally(Method):
         pure = [(self.ridge[0], w) for w in self.blend if w == 1]  # λ does not matter there
         return [*product(self.ridge, [w for w in self.blend if w < 1]), *pure]
 
-    def length(self) -> int:
+    def length(self, asked: int | None = None) -> int:
         """A round for each candidate, after one for counting where histories are cut down."""
         return len(self.candidates()) + bool(self.inputs)
 
@@ -97,8 +95,10 @@ class Tally(Method):
         return round <= 1 + bool(self.inputs)
 
     def epsilon(self, rounds: int) -> float | None:
-        """One release of the sums; what follows is computed from them."""
-        return gaussian_epsilon(self.dp_noise, self.delta) if self.clip and self.dp_noise else None
+        """One release of the sums; what follows is computed from them. Noise from a known seed protects nobody."""
+        if not self.clip or not self.dp_noise:
+            return None
+        return gaussian_epsilon(self.dp_noise, self.delta) if self.dp_seed < 0 else math.inf
 
     # what a client sends
 
@@ -115,21 +115,9 @@ class Tally(Method):
             raise UserError(f"inputs={self.inputs} does not go with clip or weights=gfcf; leave it out")
         return {"tried": torch.zeros(1).long()}
 
-    def init_users(self, federation: Federation, users: Tensor) -> State:
-        """A user is its history."""
-        return {}
-
     def downlink(self, server: State, ids: Tensor) -> Payload:
         """Nothing before there is a choice of items or a solution."""
-        return Payload(ids, {n: Shared(server[n]) for n in self.shared if n in server})
-
-    def phases(self, round: int) -> list[Phase]:
-        """Nothing is trained."""
-        return []
-
-    def receive(self, clients: State, down: Payload, data: Cohort) -> State:
-        """The sums need nothing from the server."""
-        return {}
+        return Payload(ids, {n: Shared(server[n]) for n in self.leaves() if n in server})
 
     def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
         """A, C and G of each client, as the cells that are not zero; before them, where asked, its counts of items."""
@@ -139,7 +127,9 @@ class Tally(Method):
         sequences = [train[u] for u in users[client, slot]]
         many, n_items = users.shape[1] > 1, data.federation.n_items
         if self.inputs and "inputs" not in down:
-            return Payload(data.ids, {"count": _sparse(counts(Sequences.of(sequences)), client, (1, n_items), many)})
+            return Payload(
+                data.ids, {"count": sparse_field(counts(Sequences.of(sequences)), client, (1, n_items), many)}
+            )
         chosen = down["inputs"].numpy() if self.inputs else None
         return Payload(data.ids, self.cells(sequences, client, n_items, many, chosen))
 
@@ -151,34 +141,12 @@ class Tally(Method):
         self, sequences: Sequence[Ints], client: Ints, n_items: int, many: bool, inputs: Ints | None = None
     ) -> dict[str, Sparse]:
         """The statistics of sequences that belong to clients; `many`: of several users, whose cells are added up."""
-        laid = Sequences.of(sequences)
-        found: dict[str, Cells] = {}
-        if min(self.blend) < 1:
-            found["A"] = recurrences(laid, self.windows, self.decays, n_items)
-            found["C"] = transitions(laid, self.windows, self.decays, n_items)
-        if max(self.blend) > 0:
-            found["G"] = gram(laid)
-            if self.weights == "gfcf":
-                found["G"] = found["G"].scaled(np.array([1 / max(len(s), 1) for s in sequences]))
-        if self.clip:
-            size = np.sqrt(sum((c.squares(len(sequences)) for c in found.values()), start=np.zeros(len(sequences))))
-            factor = np.minimum(1.0, self.clip / np.maximum(size, 1e-12))
-            found = {n: c.scaled(factor) for n, c in found.items()}
-        tall = n_items if inputs is None else len(inputs)
-        if inputs is not None:  # the rows of chosen items; A's columns too; G not by one half, for it has all columns
-            place, alone = self._places(inputs, n_items), places(inputs, n_items)
-            kept = {"A": (place, place), "C": (place, None), "G": (alone, None)}
-            if "G" in found:
-                found["G"] = found["G"].both()
-            found = {n: c.at(*kept[n]) for n, c in found.items()}
-        wide = len(self.windows) * tall
-        shapes = {"A": (wide, wide), "C": (wide, n_items), "G": (tall, n_items)}
-        return {n: _sparse(c, client, shapes[n], many) for n, c in found.items()}
+        return self._sums.cells(sequences, client, n_items, many, inputs)
 
-    def _places(self, inputs: Ints, n_items: int) -> Ints:
-        """(K·M,) the row that an item's row of each scale becomes when only `inputs` have one; −1: none."""
-        alone = places(inputs, n_items)
-        return np.concatenate([np.where(alone < 0, -1, k * len(inputs) + alone) for k in range(len(self.windows))])
+    @cached_property
+    def _sums(self) -> Sums:
+        ordered, blind = min(self.blend) < 1, max(self.blend) > 0
+        return Sums(self.windows, self.decays, ordered, blind, self.weights == "gfcf", self.clip)
 
     # what the server makes of it
 
@@ -200,7 +168,7 @@ class Tally(Method):
         if "A" in server and blend < 1 and (not tried or self.candidates()[tried - 1][0] != ridge):
             server |= self._solve(server, ridge)
         if "G" in server and not tried:
-            server |= self._gfcf(server["G"]) if self.weights == "gfcf" else self._ease(server)
+            server |= self._gfcf(server["G"]) if self.weights == "gfcf" else ease_solution(server, self.ease_ridge)
         for name in ("B", "E"):
             server.setdefault(name, torch.zeros(0))
         return server | {"tried": torch.tensor([tried + 1]), "blend": torch.tensor([blend])}
@@ -217,24 +185,12 @@ class Tally(Method):
         chosen = total.ravel().argsort(descending=True, stable=True)[: self.inputs].sort().values
         return {"inputs": chosen.int(), "B": torch.zeros(0), "E": torch.zeros(0), "blend": torch.zeros(1)}
 
-    def _ease(self, server: State) -> State:
-        """P = (G + λI)⁻¹ and EASE's weights; an item that is no input has nothing to leave out: its column is P G."""
-        gram = server["G"]
-        if "inputs" not in server:
-            inverse = inverse_of(factor_of(gram, self.ease_ridge))
-            return {"PG": inverse, "E": ease_weights(inverse)}
-        chosen = server["inputs"].long()
-        inverse = inverse_of(factor_of(gram[:, chosen].tril(), self.ease_ridge))
-        weights = inverse @ gram
-        weights[:, chosen] = ease_weights(inverse)
-        return {"PG": inverse, "E": weights}
-
     def _solve(self, server: State, ridge: float) -> State:
         """B = (A + λI)⁻¹ C through the Cholesky factor L, which later revisions need too."""
         scale = ridge * scale_of(server["A"])
         corner = self._corner(server)
         factor = factor_of(server["A"], scale, corner)
-        return {"B": solved(factor, server["C"], corner), "lambda": torch.tensor([scale])} | _factored(factor)
+        return {"B": solved(factor, server["C"], corner), "lambda": torch.tensor([scale])} | factored(factor)
 
     def _corner(self, server: State) -> int:
         """How many of A's first rows are diagonal among themselves: a window of one item holds no pairs."""
@@ -248,28 +204,24 @@ class Tally(Method):
 
     def _add_noise(self, server: State) -> None:
         """Gaussian noise on every cell of the sums' lower halves."""
-        seed = secrets.randbits(62) if self.dp_seed < 0 else self.dp_seed
         for name in [n for n in ("A", "C", "G") if n in server]:
-            total = server[name]
-            for block in torch.split(torch.arange(len(total)), 256):
-                drawn = rng.normal(seed, f"tally/{name}", 0, block, total.shape[1])
-                total[block] += self.clip * self.dp_noise * drawn
+            add_noise(server[name], self.clip * self.dp_noise, f"tally/{name}", self.dp_seed)
             if name != "C":
-                total.tril_()
+                server[name].tril_()
 
     # how a client ranks
 
-    def serve(self, clients: State, down: Payload, data: Cohort, phase: str) -> State:
+    def serve(self, clients: State, down: Payload, data: Cohort, part: str) -> State:
         """The solution, and each user's histories as sparse rows (C·U, …): h_now and x."""
-        now, seen = self._histories(down, data, known=phase == "test" and self.history == "known")
+        now, seen = self._histories(down, data, known=part == "test" and self.history == "known")
         rows, tall = data.users.numel(), len(down["inputs"]) if self.inputs else data.federation.n_items
         return {
             "B": down["B"],
             "E": down["E"],
             "blend": down["blend"],
             "shape": torch.tensor([*data.users.shape, data.federation.n_items]),
-            "now": _matrix(now.owner, now.column, now.value, rows, len(self.windows) * tall),
-            "seen": _matrix(seen.owner, seen.column, seen.value, rows, tall),
+            "now": sparse_matrix(now.owner, now.column, now.value, rows, len(self.windows) * tall),
+            "seen": sparse_matrix(seen.owner, seen.column, seen.value, rows, tall),
         }
 
     def _histories(self, down: Payload, data: Cohort, known: bool) -> tuple[Cells, Cells]:
@@ -284,7 +236,7 @@ class Tally(Method):
         seen = counts(laid)
         if self.inputs:
             chosen = down["inputs"].numpy()
-            now = now.at(None, self._places(chosen, n_items))
+            now = now.at(None, self._sums.places(chosen, n_items))
             seen = seen.at(None, places(chosen, n_items))
         return now, seen
 
@@ -297,11 +249,7 @@ class Tally(Method):
         rows = sum(len(np.unique(c.owner // slots * wide + c.column)) for c, u in zip(parts, used, strict=True) if u)
         return rows * data.federation.n_items * 4 + (down.fields["inputs"].nbytes(len(data.ids)) if self.inputs else 0)
 
-    def view(self, p: State) -> Tensor:
-        """There is no item table; the rows of B and E are looked up in `score`."""
-        return p["B"]
-
-    def score(self, p: State, table: Tensor) -> Tensor:
+    def scores(self, p: State) -> Tensor:
         """(C, U, M)."""
         blend = float(p["blend"])
         parts = []
@@ -316,11 +264,15 @@ class Tally(Method):
 
     # life after training
 
+    def fixed(self) -> str:
+        """Sums with noise are released once."""
+        return "its sums have noise on them, and their privacy budget is spent; train again" if self.clip else ""
+
     def revise(self, server: State, old: Ints, new: Ints) -> State:
         """The sums and the solution after one user's sequence becomes another; empty: was not there, or goes.
 
-        Sums change in the user's own cells; the solution changes by as many dimensions as steps go and come (`_shift`).
-        λ and `inputs` stay what they were.
+        Sums change in the user's own cells; the solution changes by as many dimensions as steps go and come
+        (`shift_ridge`). λ and `inputs` stay what they were.
         """
         server = dict(server)
         n_items = server["G" if "G" in server else "C"].shape[1]
@@ -329,102 +281,25 @@ class Tally(Method):
             for name, part in self.cells([sequence], np.zeros(1, dtype=np.int64), n_items, False, chosen).items():
                 Sparse(part.client, part.index, sign * part.value, part.shape).add_to(server[name])
         if "L" in server:
+            corner = self._corner(server)
             same = 0  # a common beginning cancels: its steps neither go nor come
             while same < min(len(old), len(new)) and old[same] == new[same]:
                 same += 1
             for sequence, sign in ((old, -1.0), (new, 1.0)):
-                self._shift(server, sequence, max(same, 1), sign)
+                first = max(same, 1)
+                if len(sequence) > first:
+                    shift_ridge(server, self._told(server, sequence, first, n_items), sequence[first:], sign, corner)
             if len(server["sign"]) > len(server["L"]) // 2:  # carrying so many costs more than a new factor
-                server |= _factored(factor_of(server["A"], float(server["lambda"]), self._corner(server)))
+                server |= factored(factor_of(server["A"], float(server["lambda"]), corner))
         if "PG" in server:
-            _shift_ease(server, old, new)
+            shift_ease(server, old, new)
         elif "G" in server:
             server |= self._gfcf(server["G"])
         return server
 
-    def _shift(self, server: State, items: Ints, first: int, sign: float) -> None:
-        """Steps `first` … of a sequence come (+1) or go (−1): recursive least squares in a block.
-
-        With H the histories of these steps, Y the items that followed, P = (A + λI)⁻¹ before, s the sign and
-        U = P Hᵀ, the factor R of I + s H U gives W = U R⁻ᵀ, P' = P − s W Wᵀ and B' = B + s W R⁻¹ (Y − H B).
-        P itself is never formed: it is L⁻ᵀ L⁻¹ less the s W Wᵀ of earlier revisions.
-        """
-        n_items, wide = server["B"].shape[1], len(server["L"])
-        followed = torch.from_numpy(items[first:])
-        if not len(followed):
-            return
+    def _told(self, server: State, items: Ints, first: int, n_items: int) -> Tensor:
+        """The histories before the steps `first` … of a sequence, a sparse row each."""
         told = steps(items, self.windows, self.decays, n_items, first)
         if self.inputs:
-            told = told.at(None, self._places(server["inputs"].numpy(), n_items))
-        H = _matrix(told.owner, told.column, told.value, len(followed), wide)
-        U = solved(server["L"], H.to_dense().T, self._corner(server))  # (K·M, n)
-        U.addmm_(server["W"], ((H @ server["W"]) * server["sign"]).T, alpha=-1)
-        inner = (H @ U).double().mul_(sign)
-        inner.diagonal().add_(1.0)
-        R = torch.linalg.cholesky(inner).float()
-        W = torch.linalg.solve_triangular(R.T, U, upper=True, left=False)
-        missed = H @ server["B"]  # H B − Y, (n, M)
-        missed[torch.arange(len(followed)), followed] -= 1.0
-        server["B"].addmm_(W, torch.linalg.solve_triangular(R, missed, upper=False), alpha=-sign)
-        server["W"] = torch.cat([server["W"], W], 1)
-        server["sign"] = torch.cat([server["sign"], torch.full((len(followed),), sign)])
-
-
-def _shift_ease(server: State, old: Ints, new: Ints) -> None:
-    """Two rank-one changes of P = (G + λI)⁻¹ (Sherman and Morrison), then EASE's weights anew.
-
-    Columns of items that are no inputs change as `_shift` has it, with x cut down to the inputs for H, x for Y.
-    """
-    inverse, weights = server["PG"], server["E"]
-    chosen = server["inputs"].long() if "inputs" in server else None
-    for items, sign in ((old, -1.0), (new, 1.0)):
-        place = torch.from_numpy(items)
-        held = place if chosen is None else torch.isin(chosen, place).nonzero()[:, 0]
-        if len(held):
-            u = inverse[held].sum(0)
-            gain = sign / (1 + sign * float(u[held].sum()))
-            if chosen is not None:
-                missed = weights[held].sum(0)  # x E − x
-                missed[place] -= 1.0
-                weights.addr_(u, missed, alpha=-gain)
-            inverse.addr_(u, u, alpha=-gain)
-    if chosen is None:
-        ease_weights(inverse, out=weights)
-    else:
-        weights[:, chosen] = ease_weights(inverse)
-
-
-def _factored(factor: Tensor) -> State:
-    """A fresh factor, with no revisions to carry."""
-    return {"L": factor, "W": torch.zeros(len(factor), 0), "sign": torch.zeros(0)}
-
-
-def scale_of(sums: Tensor) -> float:
-    """The mean diagonal to the nearest power of two, so that a user more or less does not move λ."""
-    mean = float(sums.diagonal().double().mean())
-    return 2.0 ** round(math.log2(mean)) if mean > 0 else 1.0
-
-
-def standardised(scores: Tensor) -> Tensor:
-    """Mean 0 and deviation 1 over the items of each user, in place."""
-    scores -= scores.mean(-1, keepdim=True)
-    deviation = torch.linalg.vector_norm(scores, dim=-1, keepdim=True) / max(scores.shape[-1] - 1, 1) ** 0.5
-    return scores.div_(deviation.clamp(min=1e-12))
-
-
-def _sparse(cells: Cells, client: Ints, shape: tuple[int, int], many: bool) -> Sparse:
-    owner, index, value = client[cells.owner], cells.row * shape[1] + cells.column, cells.value
-    if many:  # several users of a client may fill one cell
-        size = shape[0] * shape[1]
-        key, place = np.unique(owner * size + index, return_inverse=True)
-        owner, index, value = key // size, key % size, sums(place, value, len(key))
-    return Sparse(torch.from_numpy(owner), torch.from_numpy(index), torch.from_numpy(value).float(), shape)
-
-
-def _matrix(row: Ints, column: Ints, value: NDArray[np.float64], rows: int, columns: int) -> Tensor:
-    """A sparse matrix in the layout whose products are fast."""
-    place = torch.from_numpy(np.stack([row, column]))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
-        values = torch.from_numpy(value).float()
-        return torch.sparse_coo_tensor(place, values, (rows, columns), check_invariants=False).to_sparse_csr()
+            told = told.at(None, self._sums.places(server["inputs"].numpy(), n_items))
+        return sparse_matrix(told.owner, told.column, told.value, len(items) - first, len(server["L"]))

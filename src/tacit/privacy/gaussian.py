@@ -1,9 +1,15 @@
-"""The exact privacy of one Gaussian release (Balle and Wang 2018, Theorem 8)."""
+"""One Gaussian release: its noise, and its exact privacy (Balle and Wang 2018, Theorem 8)."""
 
 import math
+import os
 
+import numpy as np
+import torch
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
+from torch import Tensor
+
+from tacit import rng
 
 
 def gaussian_delta(noise: float, epsilon: float) -> float:
@@ -26,3 +32,18 @@ def gaussian_epsilon(noise: float, delta: float) -> float:
     while gaussian_delta(noise, high) > delta:
         high *= 2
     return float(brentq(lambda epsilon: gaussian_delta(noise, epsilon) - delta, 0.0, high, xtol=1e-10))
+
+
+def add_noise(total: Tensor, scale: float, purpose: str, seed: int = -1) -> None:
+    """Gaussian noise on every cell of a matrix, in place.
+
+    Every word comes from the system's entropy: a short seed behind many words could be found from the noise itself. A
+    seed of 0 or more repeats a simulation and protects nobody.
+    """
+    for block in torch.split(torch.arange(len(total)), 256):
+        cells = len(block) * total.shape[1]
+        if seed < 0:
+            words = np.frombuffer(os.urandom(8 * cells), dtype=np.uint64)
+        else:
+            words = rng.bits(seed, purpose, 0, block, total.shape[1])
+        total[block] += scale * torch.from_numpy(rng.normal_of(words).reshape(len(block), -1)).float()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tacit.config import RunConfig, config
+from tacit.core.closed_form import ClosedForm
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Moment
 from tacit.core.payload import Payload, State
@@ -169,7 +170,9 @@ class _Seen:
 def _state(run: Run, start: str) -> tuple[State, int]:
     """The server's state and the rounds behind it; the clients' is in the run's fleet."""
     federation = run.fleet.federation
-    if start == "start" or run.method.closed_form:  # a closed form has its uploads in the first rounds alone
+    if start == "start" or isinstance(
+        run.method, ClosedForm
+    ):  # a closed form has its uploads in the first rounds alone
         run.fleet.store = ClientStore(run.method, federation, run.fleet.store.folder)
         return run.method.init_server(federation), 0
     found = run.folder.load(start)

@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tacit.core import capabilities
 from tacit.core.payload import State
 from tacit.core.rounds import Plan, Progress
+from tacit.core.trained import Trained
 from tacit.errors import UserError
 from tacit.evaluation.clusters import agreement, kept, silhouette
 from tacit.evaluation.diagnostics import collapse, information_abundance, spectrum, variance
@@ -64,7 +66,7 @@ def diagnose(run: Run, server: State, round: int) -> list[Line]:
     """
     method, federation = run.method, run.fleet.federation
     M = federation.n_items
-    if not method.tables or not method.phases(1):
+    if not isinstance(method, Trained):
         raise UserError(f"{method.name} trains no item table: there is nothing to diagnose")
     labels = _labels(server, M)
     out: list[Line] = [] if labels is None else [Clusters(round, labels.tolist())]
@@ -74,7 +76,7 @@ def diagnose(run: Run, server: State, round: int) -> list[Line]:
     groups = {"everyone": torch.ones(federation.n_clients, dtype=torch.bool)}
     if federation.n_clients == federation.n_users:  # clients of many users have no one activity
         groups |= by_activity(run.split)
-    groups |= method.groups(federation)
+    groups |= capabilities.groups(method, federation)
     found: dict[str, list[Figures]] = {}
     for ids in torch.split(torch.arange(federation.n_clients), BLOCK):
         for name, tables in _tables(run, server, ids):
@@ -100,6 +102,7 @@ def _labels(server: State, M: int) -> Tensor | None:
 def _tables(run: Run, server: State, ids: Tensor) -> Iterator[tuple[str, Tensor]]:
     """(name, (C, M, d)) of what these clients rank with and of every table in their store."""
     method, M = run.method, run.fleet.federation.n_items
+    assert isinstance(method, Trained)
     data = run.fleet.federation.people(ids)
     with torch.no_grad():
         clients = run.fleet.store.read(data)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tacit.config import RunConfig, build, config
+from tacit.core.capabilities import refined
 from tacit.data.splits import Protocol
 from tacit.errors import UserError, unknown
 from tacit.evaluation.metrics import KS, NAMES
@@ -191,7 +192,7 @@ def planned(
                 continue
             if wanted and not _asked(label, wanted):
                 continue
-            cls = find(line.method).refined(settings)
+            cls = refined(find(line.method), settings)
             fields = cls.__dataclass_fields__
             common = {k: v for k, v in (experiment.settings | place.settings).items() if k in fields}
             chosen = common | settings | line.on.get(place.name, {})

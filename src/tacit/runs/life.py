@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from tacit.core.capabilities import Revisable
 from tacit.core.payload import State
 from tacit.data.imported import read_file
 from tacit.data.interactions import Interactions
 from tacit.data.ragged import Ragged
 from tacit.data.splits import Split
 from tacit.errors import UserError
-from tacit.methods.tally import Tally
 from tacit.runs.folder import RunFolder, write_json
 
 if TYPE_CHECKING:
@@ -138,14 +138,14 @@ def _rebuilt(rows: Ragged, total: int, gone: NDArray[np.bool_], changed: dict[in
     return Ragged.of(np.concatenate(owner), np.concatenate([rows.values[keep], *changed.values()]), total)
 
 
-def _reviser(run: "Run") -> Tally:
-    if not isinstance(run.method, Tally):
+def _reviser(run: "Run") -> Revisable:
+    if not isinstance(run.method, Revisable):
         raise UserError(
             f"{run.config.method} cannot take in or forget a user exactly: it keeps no sums; "
             "use tally, or train again without the user"
         )
-    if run.method.clip:
-        raise UserError("a run with noise on its sums cannot be revised: its privacy budget is spent; train again")
+    if reason := run.method.fixed():
+        raise UserError(f"{run.folder.path} cannot be revised: {reason}")
     return run.method
 
 

@@ -17,11 +17,13 @@ import numpy as np
 import torch
 
 from tacit.config import RunConfig, build, config
+from tacit.core.capabilities import Trimming, groups
+from tacit.core.closed_form import ClosedForm
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.local import local_round
 from tacit.core.method import Method
 from tacit.core.payload import State
-from tacit.core.rounds import Plan, Progress, federate, participation, sample
+from tacit.core.rounds import Plan, Progress, federate, participation, participation_of, sample
 from tacit.data.cohort import Federation
 from tacit.data.downloads import Progress as DownloadProgress
 from tacit.data.ragged import Ragged
@@ -113,7 +115,9 @@ class Run:
         def record(progress: Progress, improved: bool) -> None:
             self.folder.log(progress.history[-1])
             due = progress.round % self.config.checkpoint_every == 0 or progress.round == self.plan.rounds
-            if improved or (due and not self.method.closed_form):  # a candidate that is no better need not be kept
+            if improved or (
+                due and not isinstance(self.method, ClosedForm)
+            ):  # a candidate that is no better need not be kept
                 self.folder.save(progress, self.fleet.store.leaves, improved, now_spent())
             if watch:
                 watch(progress, self.plan)
@@ -174,11 +178,13 @@ class Run:
         """What a client downloads before it can rank, on average over a few hundred clients."""
         ids = sample(self.fleet.federation.n_clients, 256, self.config.seed, 0)
         down = self.method.downlink(server, ids)
-        return self.method.serving_bytes(down, self.fleet.federation.people(ids)) / len(ids)
+        if isinstance(self.method, Trimming):
+            return self.method.serving_bytes(down, self.fleet.federation.people(ids)) / len(ids)
+        return down.nbytes() / len(ids)
 
     def bytes_kept(self) -> float:
         """What a client keeps for its next training, on average: all but what it has for ranking alone."""
-        beside = {"trained", *(f"own_{name}" for name in self.method.own_leaves)}
+        beside = {"trained", *(f"own_{name}" for name in self.method.own_leaves())}
         kept = sum(leaf.nbytes for name, leaf in self.fleet.store.leaves.items() if name not in beside)
         return kept / self.fleet.federation.n_clients
 
@@ -186,7 +192,7 @@ class Run:
         """Masks over the users by the method's groups of clients."""
         members = self.fleet.federation.members
         out: dict[str, torch.Tensor] = {}
-        for name, clients in self.method.groups(self.fleet.federation).items():
+        for name, clients in groups(self.method, self.fleet.federation).items():
             users = members.values[clients.numpy()[members.rows]]
             out[name] = torch.zeros(self.split.n_users, dtype=torch.bool)
             out[name][torch.from_numpy(users)] = True
@@ -196,11 +202,11 @@ class Run:
         """How many clients a group has, and what one of them receives and sends in a round, tried on one."""
         out = {}
         federation = self.fleet.federation
-        for name, clients in self.method.groups(federation).items():
+        for name, clients in groups(self.method, federation).items():
             ids = clients.nonzero().flatten()
             if len(ids):
                 one = ids[:1]
-                data = federation.cohort(one, 1, self.method.negatives, self.method.every_row)
+                data = self.method.data(federation, one, 1)
                 down = self.method.downlink(server, one)
                 up = local_round(self.method, self.fleet.store.read(data, training=True), down, data)[1]
                 out[name] = {"clients": len(ids), "down": down.nbytes(), "up": up.nbytes()}
@@ -418,10 +424,9 @@ def _assemble(
 
 def _plan(configuration: RunConfig, method: Method) -> Plan:
     return Plan(
-        rounds=method.length() if method.closed_form else configuration.rounds or method.length(),
+        rounds=method.length(configuration.rounds),
         seed=configuration.seed,
-        fraction=method.fraction,
-        traverse=method.traverse,
+        **participation_of(method),
         select=configuration.select,
         evaluate_every=configuration.evaluate_every,
         patience=configuration.patience,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tacit.config import config
 from tacit.core.rounds import Plan, Progress, sample
+from tacit.core.trained import Trained
 from tacit.evaluation.skew import Balance, balance
 from tacit.runs.run import Run, Watch, start
 
@@ -80,7 +81,7 @@ def _follow(name: str, run: Run, users: Tensor, watch: Watch | None) -> Group:
         valid.append(found["HR@10"] if found else float("nan"))
         if "own_items" in leaves:
             terms = (leaves["user"][measured], leaves["own_items"][measured], progress.server["items"], label)
-            balances.append(balance(*terms, run.method.lr))
+            balances.append(balance(*terms, run.method.lr if isinstance(run.method, Trained) else 0.0))
         else:
             balances.append(None)
         if watch:

@@ -1,0 +1,76 @@
+"""What some methods can do and most need not: a method has a capability by having its hook."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tacit.core.method import Method
+from tacit.core.payload import Payload, State
+from tacit.data.cohort import Cohort, Federation
+
+Ints = NDArray[np.int64]
+
+
+@runtime_checkable
+class Refined(Protocol):
+    """One name stands for several classes."""
+
+    @classmethod
+    def refined(cls, settings: Mapping[str, Any]) -> type[Method]:
+        """The class that carries out these settings."""
+
+
+@runtime_checkable
+class Budgeted(Protocol):
+    """Has a privacy budget of its own."""
+
+    def epsilon(self, rounds: int) -> float | None:
+        """What is spent after so many rounds; None: nothing is protected."""
+
+
+@runtime_checkable
+class Grouped(Protocol):
+    """Treats groups of clients differently."""
+
+    def groups(self, federation: Federation) -> dict[str, Tensor]:
+        """Masks over the clients by the name of their group."""
+
+
+@runtime_checkable
+class Renewing(Protocol):
+    """Has leaves that change with every local epoch."""
+
+    def epoch_start(self, p: State) -> State:
+        """Leaves to renew before a local epoch."""
+
+
+@runtime_checkable
+class Trimming(Protocol):
+    """A client downloads less before it ranks than the server would send in training."""
+
+    def serving_bytes(self, down: Payload, data: Cohort) -> int:
+        """Bytes that these clients download before they can rank."""
+
+
+@runtime_checkable
+class Revisable(Protocol):
+    """Takes in new interactions and forgets users without training again."""
+
+    def fixed(self) -> str:
+        """Why a run with these settings cannot be revised; empty: it can."""
+
+    def revise(self, server: State, old: Ints, new: Ints) -> State:
+        """The server's state after one user's sequence becomes another; empty: was not there, or goes."""
+
+
+def refined(cls: type[Method], settings: Mapping[str, Any]) -> type[Method]:
+    """The class that carries out these settings."""
+    return cls.refined(settings) if isinstance(cls, Refined) else cls
+
+
+def groups(method: Method, federation: Federation) -> dict[str, Tensor]:
+    """A method's groups of clients, if it has any."""
+    return method.groups(federation) if isinstance(method, Grouped) else {}

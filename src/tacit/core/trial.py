@@ -1,0 +1,138 @@
+"""A method tried on a few made-up people before its first round: what is wrong with it is said in one sentence."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TypeVar, get_origin
+
+import numpy as np
+import torch
+
+from tacit.core.leaves import named
+from tacit.core.method import Method
+from tacit.core.payload import State
+from tacit.core.store import ClientStore
+from tacit.core.trained import Trained
+from tacit.data.cohort import Cohort, Federation
+from tacit.data.interactions import Interactions
+from tacit.data.ragged import Ragged
+from tacit.data.splits import split
+from tacit.errors import UserError
+
+ITEMS = 199  # more than a round touches, so that whole tables and touched rows are not of one shape
+T = TypeVar("T")
+
+
+def check_settings(cls: type[Method]) -> None:
+    """Every setting is a field: what is not would silently keep the value of the class below."""
+    fields = {f.name for f in dataclasses.fields(cls)}
+    for k in cls.__mro__[: cls.__mro__.index(Method)]:
+        types = inspect.get_annotations(k)
+        for name, kind in types.items():
+            if name not in fields and str(get_origin(kind)) != "typing.ClassVar":
+                raise UserError(
+                    f"{k.__name__} has the setting '{name}' and is not a dataclass: "
+                    "write @dataclass(frozen=True) above the class"
+                )
+        above = {name for b in k.__mro__[1:] for name in inspect.get_annotations(b)} - fields
+        for name, value in vars(k).items():
+            data = not (callable(value) or hasattr(value, "__get__") or name.startswith("_"))
+            if data and name not in types and name not in above:
+                raise UserError(
+                    f"'{name}' of {k.__name__} has no type, so it is no setting: write {name}: "
+                    f"{type(value).__name__} = {value!r}, or ClassVar[{type(value).__name__}] if it is not to be set"
+                )
+
+
+def check_method(method: Method) -> None:
+    """Leaves that are declared and made alike, scores and losses of the right shape, pairs that agree with scores."""
+    federation = few_people()
+    ids = torch.arange(federation.n_clients)
+    server = _try(method, "init_server", lambda: method.init_server(federation))
+    _check_leaves(method, federation, server)
+    if isinstance(method, Trained):
+        store = ClientStore(method, federation)
+        data = method.data(federation, ids, 1)
+        down = _try(method, "downlink", lambda: method.downlink(server, ids))
+        p = _try(method, "receive", lambda: method.receive(store.read(data, training=True), down, data))
+        _check_training(method, p, data)
+        kept = _try(method, "keep", lambda: method.keep(p, down, data))
+        for name in named(method.leaves(), "private", "kept"):
+            if name not in kept:
+                raise _wrong(method, f"keeps no '{name}', which it declares as its own")
+        _try(method, "uplink", lambda: method.uplink(p, down, data))
+
+
+def _check_leaves(method: Method, federation: Federation, server: State) -> None:
+    leaves, few = method.leaves(), torch.arange(2)
+    made = {
+        "init_clients": _try(method, "init_clients", lambda: method.init_clients(federation, few)),
+        "init_users": _try(method, "init_users", lambda: method.init_users(federation, few)),
+    }
+    for name, leaf in leaves.items():
+        if leaf.kind == "shared":
+            # a method that sends what it likes may send a leaf later than in the first round
+            if name not in server and type(method).downlink is Method.downlink:
+                raise _wrong(method, f"declares the shared leaf '{name}' and does not make it in init_server")
+            continue
+        maker = "init_users" if leaf.per_user else "init_clients"
+        if name not in made[maker]:
+            raise _wrong(method, f"declares the {leaf.kind} leaf '{name}' and does not make it in {maker}")
+    for maker, some in made.items():
+        for name in some:
+            if name not in leaves or leaves[name].kind == "shared":
+                raise _wrong(method, f"makes '{name}' in {maker} and does not declare it in leaves() as its own")
+            if leaves[name].per_user != (maker == "init_users"):
+                raise _wrong(method, f"makes '{name}' in {maker}, but per-user leaves alone come from init_users")
+    plain = (type(method).downlink, type(method).aggregate) == (Method.downlink, Trained.aggregate)
+    for name in server if plain else ():
+        if name not in leaves:
+            raise _wrong(method, f"makes '{name}' in init_server and does not declare it in leaves()")
+
+
+def _check_training(method: Trained, p: State, data: Cohort) -> None:
+    C, U = data.users.shape
+    for phase in _try(method, "phases", lambda: method.phases(1)):
+        for name in sorted({name for turn in phase.turns for name in turn}):
+            if name not in p:
+                raise _wrong(method, f"has a phase that moves '{name}', and no leaf of that name")
+        batch = next(iter(data.batches(0, 0, phase.batch, ranked=phase.ranked)))
+        loss = _try(method, "loss", partial(phase.loss, p, batch))
+        if loss.shape != (C,):
+            raise _wrong(method, f"has a loss of shape {tuple(loss.shape)}; it must be one value a client, {(C,)}")
+    table = _try(method, "view", lambda: method.view(p))
+    scores = _try(method, "score", lambda: method.score(p, table))
+    wanted = (C, U, data.rows.shape[1])
+    if scores.shape != wanted:
+        raise _wrong(method, f"has scores of shape {tuple(scores.shape)}; clients, users and rows make it {wanted}")
+    slot, row = data.slot[:, :5], data.row[:, :5]
+    pairs = _try(method, "pairs", lambda: method.pairs(p, table, slot, row))
+    expected = scores[torch.arange(C)[:, None], slot, row]
+    if pairs.shape != expected.shape or not torch.allclose(pairs, expected, rtol=1e-3, atol=1e-4):
+        raise _wrong(method, "has a 'pairs' that disagrees with its 'score': a change of the one needs the other")
+
+
+def _try(method: Method, hook: str, call: Callable[[], T]) -> T:
+    """Run a hook of somebody else's; whatever goes wrong there is the method's."""
+    try:
+        with torch.no_grad():
+            return call()
+    except UserError:
+        raise
+    except Exception as error:
+        reason = f"there is no leaf {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+        raise _wrong(method, f"fails in {hook} on made-up clients: {reason}") from error
+
+
+def _wrong(method: Method, what: str) -> UserError:
+    return UserError(f"method {type(method).__name__} {what}")
+
+
+@cache
+def few_people() -> Federation:
+    """Three clients of one user and two of two users with five interactions each; most items are touched by nobody."""
+    user, step = np.repeat(np.arange(7), 5), np.tile(np.arange(5), 7)
+    names = np.arange(ITEMS).astype(np.str_)
+    data = Interactions("trial", user, (user * 3 + step * 2) % 12, step.astype(np.float64), names[:7], names)
+    return Federation(split(data, "strict"), Ragged.of(np.array([0, 1, 2, 3, 3, 4, 4]), np.arange(7), 5))

@@ -1,0 +1,57 @@
+"""What a client of tally adds up: the cells of A, C and G of its sequences."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tacit.core.payload import Sparse
+from tacit.methods.history_sums import Cells, Sequences, gram, places, recurrences, sparse_field, transitions
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Which statistics, over which time scales."""
+
+    windows: tuple[int, ...]  # W of each time scale
+    decays: tuple[float, ...]  # γ of each time scale
+    ordered: bool  # A and C, which need the order of a sequence
+    blind: bool  # G, which does not
+    shared_out: bool  # G of a user divided by its number of items, as GF-CF has it
+    clip: float  # L2 bound on a user's whole contribution; 0: none
+
+    def cells(
+        self, sequences: Sequence[Ints], client: Ints, n_items: int, many: bool, inputs: Ints | None = None
+    ) -> dict[str, Sparse]:
+        """The statistics of sequences that belong to clients; `many`: of several users, whose cells are added up."""
+        laid = Sequences.of(sequences)
+        found: dict[str, Cells] = {}
+        if self.ordered:
+            found["A"] = recurrences(laid, self.windows, self.decays, n_items)
+            found["C"] = transitions(laid, self.windows, self.decays, n_items)
+        if self.blind:
+            found["G"] = gram(laid)
+            if self.shared_out:
+                found["G"] = found["G"].scaled(np.array([1 / max(len(s), 1) for s in sequences]))
+        if self.clip:
+            size = np.sqrt(sum((c.squares(len(sequences)) for c in found.values()), start=np.zeros(len(sequences))))
+            factor = np.minimum(1.0, self.clip / np.maximum(size, 1e-12))
+            found = {n: c.scaled(factor) for n, c in found.items()}
+        tall = n_items if inputs is None else len(inputs)
+        if inputs is not None:  # the rows of chosen items; A's columns too; G not by one half, for it has all columns
+            place, alone = self.places(inputs, n_items), places(inputs, n_items)
+            kept = {"A": (place, place), "C": (place, None), "G": (alone, None)}
+            if "G" in found:
+                found["G"] = found["G"].both()
+            found = {n: c.at(*kept[n]) for n, c in found.items()}
+        wide = len(self.windows) * tall
+        shapes = {"A": (wide, wide), "C": (wide, n_items), "G": (tall, n_items)}
+        return {n: sparse_field(c, client, shapes[n], many) for n, c in found.items()}
+
+    def places(self, inputs: Ints, n_items: int) -> Ints:
+        """(K·M,) the row that an item's row of each scale becomes when only `inputs` have one; −1: none."""
+        alone = places(inputs, n_items)
+        return np.concatenate([np.where(alone < 0, -1, k * len(inputs) + alone) for k in range(len(self.windows))])
