@@ -66,7 +66,7 @@ def comparison(rows: Sequence[Row]) -> Table:
 def beside(rows: Sequence[Row], names: Sequence[str]) -> Table:
     """Metrics by name, and how far users of different activity are apart; – where a run is older than a metric."""
     main = next(metric for metric, sampled in columns(rows[0].runs[0].protocol) if metric.startswith("NDCG"))
-    table = _table("beside accuracy: metrics asked for, and the gap between users of different activity")
+    table = _table("beside accuracy")
     table.add_column("method", no_wrap=True)
     for name in (*(name.rpartition(":")[2] for name in names), f"gap of\n{main}"):
         table.add_column(name, justify="right", no_wrap=True)
