@@ -1,30 +1,25 @@
 """Whether the items to be found stand in the first k, and how high."""
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from tacit.evaluation.metrics.metric import Metric, Metrics, Rankings, UserMetric
 
 
-@dataclass(frozen=True)
 class HR(UserMetric):
     """Share of users with a hit."""
 
-    name: ClassVar[str] = "HR"
+    name = "HR"
 
     def each(self, found: Rankings) -> Tensor:
         """1 with a hit, 0 without."""
         return (found.count[:, self.k - 1] > 0).double()
 
 
-@dataclass(frozen=True)
 class NDCG(UserMetric):
     """Discounted gain over that of the ideal list, which holds min(total, k) hits: gain 1, discount log2(rank + 1)."""
 
-    name: ClassVar[str] = "NDCG"
+    name = "NDCG"
 
     def each(self, found: Rankings) -> Tensor:
         """DCG over ideal DCG."""
@@ -33,47 +28,43 @@ class NDCG(UserMetric):
         return (found.hits[:, : self.k] * discount).sum(1) / ideal[found.total.clamp(1, self.k) - 1]
 
 
-@dataclass(frozen=True)
 class MRR(UserMetric):
     """One over the rank of the first hit, 0 beyond k."""
 
-    name: ClassVar[str] = "MRR"
+    name = "MRR"
 
     def each(self, found: Rankings) -> Tensor:
         """One over the first rank."""
         return (found.hits[:, : self.k] / torch.arange(1, self.k + 1).double()).amax(1)
 
 
-@dataclass(frozen=True)
 class Recall(UserMetric):
     """Hits over the items to be found."""
 
-    name: ClassVar[str] = "Recall"
+    name = "Recall"
 
     def each(self, found: Rankings) -> Tensor:
         """Hits over all there were to find."""
         return found.count[:, self.k - 1] / found.total.clamp(min=1)
 
 
-@dataclass(frozen=True)
 class Precision(UserMetric):
     """Hits over k."""
 
-    name: ClassVar[str] = "Precision"
+    name = "Precision"
 
     def each(self, found: Rankings) -> Tensor:
         """Hits over k."""
         return found.count[:, self.k - 1] / self.k
 
 
-@dataclass(frozen=True)
 class F1(Metric):
     """The harmonic mean of the mean precision and the mean recall.
 
     It is not the mean of the users' own F1: FedCIA, whose tables it serves, joins the two means.
     """
 
-    name: ClassVar[str] = "F1"
+    name = "F1"
 
     def __call__(self, found: Rankings) -> float:
         """From the two means over users."""

@@ -4,8 +4,6 @@ All four go by how often each item is shown, a whole number, so they do not depe
 """
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,24 +11,22 @@ from torch import Tensor
 from tacit.evaluation.metrics.metric import Metric, Rankings
 
 
-@dataclass(frozen=True)
 class Coverage(Metric):
     """Share of the catalogue that stands in the first k of anyone."""
 
-    name: ClassVar[str] = "Coverage"
-    lists: ClassVar[bool] = True
+    name = "Coverage"
+    lists = True
 
     def __call__(self, found: Rankings) -> float:
         """Items shown over all items."""
         return float((found.shown(self.k) > 0).double().mean())
 
 
-@dataclass(frozen=True)
 class Gini(Metric):
     """How unevenly the items of the whole catalogue are shown: 0 all alike, towards 1 a few alone."""
 
-    name: ClassVar[str] = "Gini"
-    lists: ClassVar[bool] = True
+    name = "Gini"
+    lists = True
 
     def __call__(self, found: Rankings) -> float:
         """Σ (2i − M − 1) e_i / (M Σ e_i), with e_i ascending and i from 1."""
@@ -40,15 +36,14 @@ class Gini(Metric):
         return int(place @ shown) / (len(shown) * total) if total else 0.0
 
 
-@dataclass(frozen=True)
 class Novelty(Metric):
     """Mean self-information of what is shown: −log2 of the share of users who have the item in training.
 
     An item that nobody has counts as if one user had it, which bounds the metric by log2 of the number of users.
     """
 
-    name: ClassVar[str] = "Novelty"
-    lists: ClassVar[bool] = True
+    name = "Novelty"
+    lists = True
 
     def __call__(self, found: Rankings) -> float:
         """In bits."""
@@ -56,12 +51,11 @@ class Novelty(Metric):
         return _mean(-torch.log2(share), found.shown(self.k))
 
 
-@dataclass(frozen=True)
 class Popularity(Metric):
     """Mean number of training interactions of what is shown."""
 
-    name: ClassVar[str] = "Popularity"
-    lists: ClassVar[bool] = True
+    name = "Popularity"
+    lists = True
 
     def __call__(self, found: Rankings) -> float:
         """In interactions."""
