@@ -22,7 +22,7 @@ class Registry(Generic[T]):
     base: type[T]
 
     def known(self) -> dict[str, type[T]]:
-        """The classes of the room by name, in small letters."""
+        """The classes of the room by name."""
         return _standing(self.room, self.base)
 
     def find(self, name: str) -> type[T]:
@@ -64,5 +64,5 @@ def _standing(room: str, base: type[Any]) -> dict[str, type[Any]]:
     for loaded in modules:
         for _, cls in inspect.getmembers(loaded, inspect.isclass):
             if issubclass(cls, base) and cls.__module__ == loaded.__name__ and "name" in vars(cls):
-                found[cls.name.lower()] = cls
+                found[cls.name] = cls
     return dict(sorted(found.items()))

@@ -28,11 +28,12 @@ def find(text: str, known: Callable[[], Iterable[Metric]] = all_of) -> Metric:
     """The metric behind `name@K` or `module:Class@K`, K being 10 where it is left out; the case does not matter."""
     name, _, k = text.partition("@")
     right = k in ("", *map(str, KS))
-    if ":" not in name and not (right and name.lower() in REGISTRY.known()):
+    own = {title.lower(): cls for title, cls in REGISTRY.known().items()}
+    if ":" not in name and not (right and name.lower() in own):
         raise unknown("metric", text, map(str, known()))
     if not right:
         raise UserError(f"metric '{text}' is invalid: K must be one of {', '.join(map(str, KS))}")
-    cls = REGISTRY.find(name)
+    cls = own.get(name.lower()) or REGISTRY.find(name)
     try:
         return cls(int(k)) if k else cls()
     except TypeError as error:
