@@ -21,6 +21,7 @@ from tacit.core.rounds import Plan, Progress
 from tacit.data import imported, sources
 from tacit.data.summary import summarise
 from tacit.errors import UserError
+from tacit.evaluation.metrics import names as names_of
 from tacit.runs import audit, diagnose, experiments, life, report, skew_study
 from tacit.runs.compare import Row, compare, sanity
 from tacit.runs.folder import to_json
@@ -51,6 +52,9 @@ Plug = Annotated[
 Clients = Annotated[int, typer.Option("--clients", help="clients of many users; 0: one client per user")]
 AtLeast = Annotated[int, typer.Option("--min-interactions", help="only users with at least this many")]
 Select = Annotated[str, typer.Option("--select", help="validation metric that chooses the reported round")]
+Shown = Annotated[
+    str, typer.Option("--metrics", help="show these too, as in coverage,novelty; module:Class for one of your own")
+]
 Every = Annotated[int, typer.Option("--evaluate-every", help="validate every so many rounds")]
 Patience = Annotated[int, typer.Option("--patience", help="stop after so many validations without a better one")]
 Threads = Annotated[int, typer.Option("--threads", help="threads; 0: one per core")]
@@ -82,6 +86,7 @@ def run_command(
     clients: Clients = 0,
     min_interactions: AtLeast = 0,
     select: Select = "NDCG@10",
+    metrics: Shown = "",
     evaluate_every: Every = 1,
     patience: Patience = 0,
     threads: Threads = 0,
@@ -107,6 +112,7 @@ def run_command(
         clients=clients,
         min_interactions=min_interactions,
         select=select,
+        metrics=metrics,
         evaluate_every=evaluate_every,
         patience=patience,
         threads=threads,
@@ -136,6 +142,7 @@ def compare_command(
     clients: Clients = 0,
     min_interactions: AtLeast = 0,
     select: Select = "NDCG@10",
+    metrics: Shown = "",
     evaluate_every: Every = 1,
     patience: Patience = 0,
     threads: Threads = 0,
@@ -164,12 +171,13 @@ def compare_command(
             clients=clients,
             min_interactions=min_interactions,
             select=select,
+            metrics=metrics,
             evaluate_every=evaluate_every,
             patience=patience,
             threads=threads,
             ldp=ldp,
         )
-    _table(rows)
+    _table(rows, names_of(metrics))
     if as_json:
         print(to_json([dataclasses.asdict(run) for row in rows for run in row.runs]))
 
@@ -595,7 +603,7 @@ def _finish(run: Run, sanity_rows: bool, as_json: bool) -> None:
         if sanity_rows:
             names = ["popularity", "ease", "oracle"] if run.split.n_items <= EASE_ITEMS else ["popularity", "oracle"]
             rows += sanity(run.config, [n for n in names if n != run.config.method])
-    _table(rows)
+    _table(rows, run.config.metrics)
     out.print(report.groups(summary))
     for user in _some_users(run):
         out.print(report.recommendations(user, run.recent(user), run.recommend(user)))
@@ -650,8 +658,10 @@ def _experiment(experiment: experiments.Experiment, where: Path) -> None:
         out.print(experiment.note, markup=False)
 
 
-def _table(rows: list[Row]) -> None:
+def _table(rows: list[Row], metrics: tuple[str, ...] = ()) -> None:
     out.print(report.comparison(rows))
+    if metrics:
+        out.print(report.beside(rows, metrics))
     for line in report.remarks(rows):
         out.print(line, markup=False)
 

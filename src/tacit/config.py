@@ -13,7 +13,7 @@ from tacit.core.method import Method
 from tacit.core.trial import check_method, check_settings
 from tacit.data.splits import Protocol
 from tacit.errors import UserError, unknown
-from tacit.evaluation.metrics import KS, NAMES
+from tacit.evaluation import metrics
 
 _LEAST = {"dim": 1, "rounds": 1, "epochs": 0, "batch": 0, "negatives": 0, "lr": 0, "table_lr": 0}
 _ABOVE_ZERO = ("fraction", "init")
@@ -73,6 +73,7 @@ class RunConfig(BaseModel):
     clients: Annotated[int, Field(ge=0)] = 0  # clients of many users; 0: one client per user
     min_interactions: Annotated[int, Field(ge=0)] = 0
     select: str = "NDCG@10"  # validation metric that chooses the reported round
+    metrics: tuple[str, ...] = ()  # to be shown; those outside tacit, `module:Class@10`, are computed as well
     evaluate_every: Annotated[int, Field(ge=1)] = 1
     patience: Annotated[int, Field(ge=0)] = 0
     checkpoint_every: Annotated[int, Field(ge=1)] = 1
@@ -94,6 +95,8 @@ def config(**values: Any) -> RunConfig:
             raise unknown("option", key, known)
     if isinstance(values.get("ldp"), str):
         values["ldp"] = parse_pairs(values["ldp"].split(","), "--ldp kind=laplace,clip=0.5,scale=0.1")
+    if isinstance(values.get("metrics"), str):
+        values["metrics"] = metrics.names(values["metrics"])
     if isinstance(values.get("dp"), str):
         values["dp"] = parse_pairs(values["dp"].split(","), "--dp clip=1,noise=1")
     try:
@@ -102,9 +105,8 @@ def config(**values: Any) -> RunConfig:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         raise UserError(f"{name}={first['input']!r} does not do: {_lower(first['msg'])}") from None
-    metrics = [f"{name}@{k}" for name in NAMES for k in KS]
-    if made.select not in metrics:
-        raise unknown("metric", made.select, metrics)
+    select, beside = metrics.selecting(made.select), map(metrics.find, made.metrics)
+    made = made.model_copy(update={"select": str(select), "metrics": tuple(map(str, beside))})
     if made.ldp is not None:
         made.ldp.check()
     if made.dp is not None:

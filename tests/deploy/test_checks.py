@@ -227,6 +227,40 @@ def test_bad_metrics_are_refused(tmp_path, said, caplog):
     assert fleet.evaluate(server, "valid", 0) == expected
 
 
+@pytest.mark.parametrize("select", ["NDCG@10", "F1@10"])
+def test_nodes_that_know_other_metrics_are_welcome(tmp_path, select):
+    """What all nodes and the server have in common is combined, the rest is left out."""
+    data = few_users(24)
+    fleet, link = federation_of(tmp_path, data, job_of(data, "fedmf", {"dim": 2}))
+    fleet.select = select
+    server = fleet.method.init_server(fleet.federation)
+    expected = fleet.evaluate(server, "test", 0)
+
+    def told(change):
+        return lambda reply: head(**{p: change(unpack(reply).head[p]) for p in ("main", "sampled99")})(reply)
+
+    kept = {"NDCG@10", "HR@5", "Precision@10", "Recall@10", "F1@10"}
+    fewer = told(lambda metrics: {name: value for name, value in metrics.items() if name in kept})
+    more = told(lambda metrics: metrics | {"Sparkle@10": 7.5, "Coverage@10": 0.5, "NDCG@50": "high"})
+    link.spoil = {"n0": fewer, "n1": more}
+    found = fleet.evaluate(server, "test", 0)
+    assert fleet.count.refused == 0
+    assert found.users == expected.users == 24
+    assert set(found.main) == set(found.sampled99) == kept
+    assert found.main == pytest.approx({name: expected.main[name] for name in kept})
+    assert found.sampled99 == pytest.approx({name: expected.sampled99[name] for name in kept})
+    link.spoil = dict.fromkeys(("n0", "n1", "n2"), more)
+    assert fleet.evaluate(server, "test", 0) == expected
+
+
+def test_f1_over_nodes_joins_the_means_over_all_their_users(tmp_path):
+    data = few_users(24)
+    fleet, _ = federation_of(tmp_path, data, job_of(data, "fedmf", {"dim": 2}, protocol="ratio"))
+    found = fleet.evaluate(fleet.method.init_server(fleet.federation), "test", 0).main
+    precision, recall = found["Precision@20"], found["Recall@20"]
+    assert found["F1@20"] == pytest.approx(2 * precision * recall / (precision + recall), abs=1e-12)
+
+
 def test_a_bound_of_ones_own_and_cells_are_checked():
     data = few_users(12)
     method = job_of(data, "tally", METHODS["tally"]).build()

@@ -16,6 +16,7 @@ from tacit.data.splits import split
 from tacit.deploy.fleet import Grown, TooFew
 from tacit.deploy.node import Node, recommend
 from tacit.deploy.wire import unpack
+from tacit.evaluation.metrics import by_hits
 from tacit.evaluation.protocol import Evaluator
 from tacit.methods import known
 from toys import few_users, random_data
@@ -78,7 +79,7 @@ def test_three_nodes_give_the_server_state_and_metrics_of_the_simulation(tmp_pat
     same(expected, server)
     for phase in ("valid", "test"):
         found = fleet.evaluate(server, phase, 2)
-        result = Evaluator(divided)(local.scores(expected, phase), phase)
+        result = Evaluator(divided, by_hits())(local.scores(expected, phase), phase)
         assert found.users == result.users
         assert found.main == pytest.approx(result.main, abs=1e-6)
         assert (found.sampled99 or {}) == pytest.approx(result.sampled99 or {}, abs=1e-6)

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -9,13 +10,14 @@ from tacit.deploy.fleet import Terms
 from tacit.deploy.node import Node
 from tacit.deploy.server import Asked, prepare, run
 from tacit.errors import UserError
+from tacit.evaluation.metrics.accuracy import HR
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import run as simulate
 from tacit.testing import comparable
 from toys import few_users
 
 SETTINGS = {"dim": 4, "epochs": 1, "init": 0.1}
-NOT_THE_SAME = {"data", "groups", "bytes_up", "bytes_down", "duplicates", "bytes_kept"}
+NOT_THE_SAME = {"data", "groups", "bytes_up", "bytes_down", "duplicates", "bytes_kept", "gap"}
 
 
 def asked(tmp_path, method="fedmf", settings=SETTINGS, rounds=3, nodes=3, **options):
@@ -49,9 +51,36 @@ def test_a_run_over_nodes_is_the_simulated_run(tmp_path, monkeypatch, name):
         assert set(one) == set(other)
         assert all(torch.allclose(one[n], other[n], atol=1e-5, rtol=1e-5) for n in one)
     ours, theirs = ({k: v for k, v in comparable(s).items() if k not in NOT_THE_SAME} for s in (found, expected))
+    theirs["test"] = {name: theirs["test"][name] for name in theirs["valid"]}  # nodes do without the rest
     for metrics in ("valid", "test", "test_sampled99"):
         assert ours.pop(metrics) == pytest.approx(theirs.pop(metrics), abs=1e-6)
     assert ours == theirs
+
+
+def test_a_run_from_before_there_was_an_option_goes_on(tmp_path):
+    what = asked(tmp_path)
+    folder, job = prepare(what, tmp_path / "run")
+    path = folder.path / "run.json"
+    written = json.loads(path.read_text())
+    del written["config"]["metrics"]
+    path.write_text(json.dumps(written))
+    assert prepare(what, tmp_path / "run")[1].id == job.id
+    written["config"]["seed"] = 5
+    path.write_text(json.dumps(written))
+    with pytest.raises(UserError, match="a run with another config"):
+        prepare(what, tmp_path / "run")
+
+
+class Own(HR):
+    pass
+
+
+def test_a_metric_that_nodes_do_not_have_cannot_select(tmp_path):
+    what = asked(tmp_path)
+    own = config(**what.config.model_dump() | {"select": f"{__name__}:Own@10"})
+    with pytest.raises(UserError, match=r"--select .*:Own@10 is invalid here"):
+        prepare(dataclasses.replace(what, config=own), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_server_that_is_killed_goes_on_and_ends_the_same(tmp_path):

@@ -5,7 +5,8 @@ import torch
 from tacit.data.interactions import from_columns
 from tacit.data.splits import PROTOCOLS, split
 from tacit.errors import UserError
-from tacit.evaluation.protocol import Evaluator, by_activity
+from tacit.evaluation.metrics import by_hits
+from tacit.evaluation.protocol import Evaluator, by_activity, gap
 from toys import few_users, random_data
 
 KS = (5, 10, 20)
@@ -93,11 +94,19 @@ def test_results_by_group_are_those_of_its_users_alone():
     result = Evaluator(made)([(users, scores)], "test", groups)
     assert list(result.groups) == list(groups)
     for name, inside in groups.items():
-        alone = Evaluator(made)([(users[inside], scores[inside])], "test")
+        alone = Evaluator(made, by_hits())([(users[inside], scores[inside])], "test")
         assert result.groups[name] == pytest.approx(alone.main)
     shares = [int(inside.sum()) / 60 for inside in groups.values()]
     total = sum(share * metrics["HR@10"] for share, metrics in zip(shares, result.groups.values(), strict=True))
     assert total == pytest.approx(result.main["HR@10"])
+
+
+def test_the_gap_is_between_the_best_and_the_worst_group():
+    assert gap([{"HR@5": 0.25, "F1@5": 0.5}, {"HR@5": 0.75, "F1@5": 0.5}, {"HR@5": 0.5, "F1@5": 0.25}]) == {
+        "HR@5": 0.5,
+        "F1@5": 0.25,
+    }
+    assert gap([]) == {}
 
 
 def assert_partition(made, groups):

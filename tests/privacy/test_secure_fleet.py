@@ -176,7 +176,8 @@ def test_a_secure_run_is_the_plain_one(tmp_path):
     options = {"data": "demo", "rounds": 2, "threads": 1, "clients": 12, "settings": {"dim": 4}}
     plain = run("fedmf", out=tmp_path / "plain", **options)
     secure = run("fedmf", out=tmp_path / "secure", secure=True, **options)
-    assert secure.test == pytest.approx(plain.test, abs=0.007)  # a near-tie may turn
+    for metric, value in plain.test.items():  # a near-tie may turn
+        assert secure.test[metric] == pytest.approx(value, abs=0.007, rel=0.005), metric
     assert secure.bytes_up > 2 * plain.bytes_up * 0.99
     with pytest.raises(UserError, match="pfedgraph does not work with a secure sum"):
         run("pfedgraph", out=tmp_path / "none", secure=True, **options)

@@ -147,12 +147,36 @@ def test_noise_that_a_method_cannot_have_is_refused_before_anything_runs(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_metrics_on_request_are_a_second_table_and_older_runs_are_without(rows):
+    made, out = rows
+    names = ("Coverage@10", "Novelty@20")
+    cells = shown(report.beside(made, names))
+    runs = made[0].runs
+    assert list(cells) == ["method", *names, "gap of\nNDCG@10"]
+    assert float(cells["Coverage@10"][0]) == pytest.approx(sum(r.test["Coverage@10"] for r in runs) / len(runs), 1e-3)
+    assert float(cells["gap of\nNDCG@10"][0]) == pytest.approx(sum(r.gap["NDCG@10"] for r in runs) / len(runs), 1e-3)
+    path = out / "fedmf-demo-strict-s0" / "summary.json"
+    before = path.read_text()
+    written = json.loads(before)
+    del written["gap"]
+    written["test"] = {name: written["test"][name] for name in written["valid"]}
+    path.write_text(json.dumps(written))
+    old = compare(["fedmf"], [0], out, settings={"dim": "8"}, metrics="coverage", **QUICK)
+    path.write_text(before)
+    cells = shown(report.beside(old, names))
+    assert cells["Coverage@10"][0] == cells["gap of\nNDCG@10"][0] == "–"
+    assert cells["Coverage@10"][1] != "–"
+    assert report.comparison(old).row_count == 3
+    assert len(shown(report.groups(old[0].runs[0]))["users with"]) == 3
+    assert shown(report.groups(old[1].runs[0]))["users with"][-1] == "gap by activity"
+
+
 def test_a_run_from_before_there_was_an_option_counts(rows):
     made, out = rows
     path = out / "fedmf-demo-strict-s0" / "run.json"
     before = path.read_text()
     written = json.loads(before)
-    del written["config"]["ldp"], written["ldp"]
+    del written["config"]["ldp"], written["ldp"], written["config"]["metrics"]
     path.write_text(json.dumps(written))
     assert written["config"]["data"] == "demo"
     assert compare(["fedmf"], [0], out, settings={"dim": "8"}, **QUICK)[0].runs[0].test == made[0].runs[0].test

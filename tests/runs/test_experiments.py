@@ -1,3 +1,4 @@
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -138,6 +139,24 @@ def test_runs_are_carried_out_once_and_collected(file, tmp_path):
     assert cell.runs[0].valid["HR@10"] != cell.runs[0].test["HR@10"]
     assert experiments.NOTHING not in text
     assert "| FedMF" not in empty
+
+
+def test_metrics_are_named_in_any_case_and_older_runs_are_without_some(file, tmp_path):
+    named = TOML.replace('"HR@10", "NDCG@10"]', '"hr@10", "coverage"]')
+    file.write_text(named.replace('source = "B", "HR@10"', 'source = "B", "hr@10"'))
+    made = experiments.read(file)
+    assert made.metrics == ["HR@10", "Coverage@10"]
+    out = tmp_path / "runs"
+    experiments.carry_out(experiments.planned(made, only=["FedMF"], protocols=["paper"], seeds=[0]), out)
+    summary = next(out.glob("*/summary.json"))
+    written = json.loads(summary.read_text())
+    cells = experiments.table_rows(made, "demo", experiments.collect(made, out))[0]
+    assert cells[1] == ["0.5000 A, 0.7500 B", "–"]
+    assert cells[2] == [f"{written['test'][name]:.4f}" for name in made.metrics]
+    del written["test"]["Coverage@10"], written["gap"]
+    summary.write_text(json.dumps(written))
+    cells = experiments.table_rows(made, "demo", experiments.collect(made, out))[0]
+    assert cells[2] == [f"{written['test']['HR@10']:.4f}", "–"]
 
 
 def test_a_run_with_other_settings_does_not_count(file, tmp_path):

@@ -25,7 +25,7 @@ from tacit.deploy.checks import Refused, checked, plausible, template
 from tacit.deploy.job import Job
 from tacit.deploy.wire import ANSWERS, BadPacket, Packet, unpack
 from tacit.errors import UserError
-from tacit.evaluation.metrics import KS, NAMES
+from tacit.evaluation.metrics import Metrics, by_hits, combined
 from tacit.evaluation.protocol import Result
 from tacit.privacy import secure_sum
 from tacit.privacy.fixed_point import FixedPoint
@@ -158,6 +158,7 @@ class FlowerFleet:
     joined: Callable[[list[Member]], None] = lambda members: None  # told whenever a node joins
     count: Count = field(default_factory=Count)
     best_round: Callable[[], int] = lambda: 0  # whose private state nodes must keep
+    select: str = "NDCG@10"  # the metric that every node must know
 
     def __post_init__(self) -> None:
         self._ids: dict[str, int] = {}  # name -> node of the link
@@ -398,13 +399,13 @@ class FlowerFleet:
         users = {member.name: member.users for member in self.members}
         total = replied = 0
         self.too_short = 0
-        sums: dict[str, dict[str, float]] = {}
+        parts: dict[str, list[tuple[int, Metrics]]] = {}
         for node, reply in self._ask(messages, self.terms.deadline, self._traffic):
             try:
                 packet = _of_kind(unpack(reply), "evaluated")
                 count = int(_between(packet.head["users"], 0, users[names[node]]))
                 short = int(_between(packet.head["too_short"], 0, users[names[node]] - count))
-                found = {part: _metrics(packet.head[part]) for part in self._parts()} if count else {}
+                found = {p: _metrics(packet.head[p], self.select) for p in self._parts()} if count else {}
             except (BadPacket, Refused, Failed, KeyError, TypeError) as error:
                 self.count.refused += 1
                 log.warning("an evaluation by node '%s' is refused: %s", names[node], error)
@@ -413,12 +414,10 @@ class FlowerFleet:
             replied += users[names[node]]
             self.too_short += short
             for part, metrics in found.items():
-                into = sums.setdefault(part, dict.fromkeys(metrics, 0.0))
-                for metric, value in metrics.items():
-                    into[metric] += count * value
+                parts.setdefault(part, []).append((count, metrics))
         if not total or replied < self.terms.least * sum(users.values()):
             raise TooFew(f"round {round}: nodes of {replied} of {sum(users.values())} users evaluated")
-        means = {part: {metric: value / total for metric, value in s.items()} for part, s in sums.items()}
+        means = {part: combined(found) for part, found in parts.items()}
         return Result(main=means["main"], sampled99=means.get("sampled99"), users=total)
 
     def _parts(self) -> list[str]:
@@ -485,12 +484,13 @@ def _between(value: Any, least: float, most: float) -> float:
     return value
 
 
-def _metrics(found: Any) -> dict[str, float]:
-    """Every metric, each between 0 and 1."""
-    names = [f"{name}@{k}" for name in NAMES for k in KS]
-    if not isinstance(found, dict) or set(found) != set(names):
-        raise Refused("its metrics are not those of tacit")
-    return {name: _between(found[name], 0, 1) for name in names}
+def _metrics(found: Any, select: str) -> Metrics:
+    """What this server knows of a node's metrics, each between 0 and 1; other versions may know more or fewer."""
+    given = found if isinstance(found, dict) else {}
+    known = {name: _between(given[name], 0, 1) for name in map(str, by_hits()) if name in given}
+    if select not in combined([(1, known)]):
+        raise Refused(f"its metrics are without {select}, which selects the reported round")
+    return known
 
 
 def _seconds(reply: bytes) -> float:

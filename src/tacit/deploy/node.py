@@ -26,6 +26,7 @@ from tacit.deploy.shard import Shard, known, roster, shard
 from tacit.deploy.vault import Vault, write
 from tacit.deploy.wire import ANSWERS, Packet, unpack
 from tacit.errors import UserError
+from tacit.evaluation.metrics import by_hits
 from tacit.evaluation.protocol import Evaluator
 from tacit.privacy import secure_sum
 from tacit.privacy.fixed_point import FixedPoint
@@ -259,7 +260,9 @@ class Node:
         down = decode(asked.body)
         write(work.vault.path / work.job.id / "model.packet", asked.pack())
         work.shown = int(asked.head["round"])
-        result = Evaluator(work.shard.federation.split)(work.fleet.scores_on(sent(down), phase), phase)
+        # Coverage, Gini, novelty and popularity stay out: they take the counts of what a node's users have and are
+        # shown, item by item, and a node may have one user, whose history and list these counts then are.
+        result = Evaluator(work.shard.federation.split, by_hits())(work.fleet.scores_on(sent(down), phase), phase)
         head = {"round": asked.head["round"], "users": result.users, "too_short": work.shard.too_short}
         if result.users:
             head |= {"main": result.main, "sampled99": result.sampled99}

@@ -54,6 +54,8 @@ def prepare(asked: Asked, path: Path, published: Catalogue | None = None) -> tup
         check_sum(method)
         if asked.nodes < FEWEST:
             raise UserError(f"a secure sum of {asked.nodes} nodes hides nothing: wait for --nodes {FEWEST} at least")
+    if ":" in asked.config.select:
+        raise UserError(f"--select {asked.config.select} is invalid here: nodes compute tacit's own metrics alone")
     if asked.config.dp is not None:
         raise UserError("noise that clients share in a secure sum is not there over nodes; --ldp is")
     settings = json.loads(json.dumps(dataclasses.asdict(method)))
@@ -70,6 +72,8 @@ def prepare(asked: Asked, path: Path, published: Catalogue | None = None) -> tup
     if (path / "run.json").exists():
         folder = RunFolder.open(path)
         before = folder.run
+        asked_before = RunConfig(**before["config"])  # with what has become an option since
+        before["config"] = asked_before.model_dump(mode="json")
         for key, value in written.items():
             if before.get(key) != json.loads(json.dumps(value)):
                 raise UserError(f"{path} is a run with another {key}; name another --out, or start it as it was")
@@ -114,6 +118,7 @@ def run(asked: Asked, folder: RunFolder, job: Job, link: Link, watch: Watch | No
     spent_since = clock()
     method = job.build((job.method,))
     fleet = FlowerFleet(link, job, method, asked.terms, _members(folder), lambda found: _write(folder, found))
+    fleet.select = asked.config.select
     if not fleet.gather(asked.nodes, asked.wait):
         raise UserError(f"fewer than {asked.nodes} nodes after {asked.wait:.0f} s; start them and try again")
     plan = Plan(
@@ -216,6 +221,7 @@ def _finish(
         test=test.main,
         test_sampled99=test.sampled99,
         groups={},
+        gap={},
         group_bytes={},
         bytes_up=sum(r.bytes_up for r in progress.history) + int(beside["bytes_up"]),
         bytes_down=sum(r.bytes_down for r in progress.history) + int(beside["bytes_down"]),

@@ -1,7 +1,7 @@
 """Rank every user's held-out items as the protocol says."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tacit.data.ragged import Ragged
 from tacit.data.splits import Split
-from tacit.evaluation.metrics import KS, Metrics, full_hits, mean, per_user, sampled_hits
+from tacit.evaluation.metrics import Metric, Metrics, Rankings, all_of, measured
+from tacit.evaluation.metrics.ranking import full_hits, sampled_hits, top
 
 
 @dataclass(frozen=True)
@@ -29,56 +30,63 @@ class Evaluator:
     """Turns scores into metrics under one split."""
 
     split: Split
-    ks: tuple[int, ...] = KS
+    metrics: tuple[Metric, ...] = field(default_factory=all_of)
 
     @cached_property
     def _known(self) -> dict[str, Ragged]:
         return {phase: self.split.known(phase) for phase in ("valid", "test")}
 
+    @cached_property
+    def _trained_on(self) -> tuple[Tensor, int]:
+        """(M,) how many users have each item, and how many have any."""
+        train = self.split.train
+        return torch.from_numpy(np.bincount(train.values, minlength=self.split.n_items)), int((train.lengths > 0).sum())
+
     def __call__(
         self, blocks: Iterable[tuple[Tensor, Tensor]], phase: str, groups: Mapping[str, Tensor] | None = None
     ) -> Result:
         """Evaluate (users (n,), scores (n, M)) blocks; `groups` are masks over all users, by name."""
-        depth = max(self.ks)
+        accuracy = [metric for metric in self.metrics if not metric.lists]
+        listed = phase == "test" and len(accuracy) < len(self.metrics)
+        depth = max(metric.k for metric in self.metrics)
         held_out = self.split.held_out(phase)
         candidates = self.split.negatives.get(phase)
         # one room for all users: small results kept between large blocks would break the heap into pieces
-        seen = torch.zeros(self.split.n_users, dtype=torch.long)
+        seen = torch.zeros(self.split.n_users, dtype=torch.bool)
         full, sampled = torch.zeros(2, self.split.n_users, depth, dtype=torch.bool)
-        done = 0
+        lists = torch.full((self.split.n_users, depth if listed else 0), -1, dtype=torch.int32)
         for everyone, everything in blocks:
             evaluated = torch.from_numpy(held_out.lengths[everyone.numpy()] > 0)
             users, scores = everyone[evaluated], everything[evaluated]
             if not len(users):
                 continue
-            here = slice(done, done + len(users))
-            done = here.stop
-            seen[here] = users
+            seen[users] = True
             index = users.numpy()
             targets = torch.from_numpy(held_out.padded(index))
             if candidates is not None:
                 rivals = torch.from_numpy(candidates[index])
-                sampled[here] = sampled_hits(scores, targets[:, 0], rivals, depth)
-            if not self.split.sampled_only:
+                sampled[users] = sampled_hits(scores, targets[:, 0], rivals, depth)
+            if listed or not self.split.sampled_only:
                 excluded = _mask(self._known[phase], index, scores.shape[1])
-                full[here] = full_hits(scores, targets, excluded, depth)
-        users = seen[:done]
-        total = torch.from_numpy(held_out.lengths[users.numpy()])
-        of_sample = None if candidates is None else per_user(sampled[:done], total, self.ks)
-        if self.split.sampled_only:
-            assert of_sample is not None
-            main, beside = of_sample, None
-        else:
-            main, beside = per_user(full[:done], total, self.ks), of_sample
+                if not self.split.sampled_only:
+                    full[users] = full_hits(scores, targets, excluded, depth)
+                if listed:
+                    lists[users] = top(scores, excluded, depth).int()
+        ranked = Rankings(sampled, torch.from_numpy(held_out.lengths), lists, *self._trained_on)
+        of_sample = ranked.of(seen)
+        main = of_sample if self.split.sampled_only else replace(ranked, hits=full).of(seen)
+        beside = candidates is not None and not self.split.sampled_only
         return Result(
-            main=mean(main),
-            sampled99=None if beside is None else mean(beside),
-            groups={
-                name: mean({metric: value[inside[users]] for metric, value in main.items()})
-                for name, inside in (groups or {}).items()
-            },
-            users=len(users),
+            main=measured(self.metrics if listed else accuracy, main),
+            sampled99=measured(accuracy, of_sample) if beside else None,
+            groups={name: measured(accuracy, main.of(inside[seen])) for name, inside in (groups or {}).items()},
+            users=len(main.total),
         )
+
+
+def gap(groups: Sequence[Metrics]) -> Metrics:
+    """How far groups of users are apart: the largest of each metric minus the smallest."""
+    return {name: max(g[name] for g in groups) - min(g[name] for g in groups) for name in (groups[0] if groups else ())}
 
 
 def by_activity(split: Split, groups: int = 3) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ class Row:
     def values(self, metric: str, sampled: bool = False) -> list[float]:
         """A test metric of every seed; `sampled` reads the sampled ranking beside a full one."""
         chosen = [r.test_sampled99 if sampled else r.test for r in self.runs]
-        return [c[metric] for c in chosen if c is not None]
+        return [c[metric] for c in chosen if c is not None and metric in c]
 
     def mean(self, metric: str, sampled: bool = False) -> float:
         """Mean over seeds."""
@@ -109,7 +109,7 @@ def once(asked: RunConfig, path: Path | None, watch: Watch | None) -> Summary:
 
 def is_of(folder: RunFolder, asked: RunConfig) -> bool:
     """Whether a folder holds the run asked for: where it runs does not matter, a method's changed default does."""
-    where = ("threads", "chunk", "mapped", "checkpoint_every", "settings")
+    where = ("threads", "chunk", "mapped", "checkpoint_every", "settings", "metrics")
     written = _plain(config(**folder.run["config"]))  # with what has become an option since
     cls = find(asked.method)
     method = build(cls, asked.settings)

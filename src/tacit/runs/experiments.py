@@ -15,7 +15,7 @@ from tacit.config import RunConfig, build, config
 from tacit.core.capabilities import refined
 from tacit.data.splits import Protocol
 from tacit.errors import UserError, unknown
-from tacit.evaluation.metrics import KS, NAMES
+from tacit.evaluation import metrics
 from tacit.methods import find
 from tacit.runs.compare import is_of, once
 from tacit.runs.folder import RunFolder
@@ -122,7 +122,7 @@ class Cell:
     def figure(self, metric: str, kind: Kind = "test") -> tuple[float, float | None] | None:
         """Mean and, over several seeds, standard deviation; None where nothing is finished."""
         chosen = [{"valid": s.valid, "test": s.test, "sampled": s.test_sampled99}[kind] for s in self.runs]
-        return _spread([c[metric] for c in chosen if c is not None])
+        return _spread([c[metric] for c in chosen if c is not None and metric in c])
 
     def cost(self, name: str) -> tuple[float, float | None] | None:
         """The same for one of FIGURES."""
@@ -141,9 +141,7 @@ def read(path: Path) -> Experiment:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise UserError(f"{path}: '{where}' does not do: {first['msg'][:1].lower() + first['msg'][1:]}") from None
-    for metric in made.metrics:
-        if metric not in (known := [f"{name}@{k}" for name in NAMES for k in KS]):
-            raise unknown("metric", metric, known)
+    made.metrics[:] = [str(metrics.find(metric)) for metric in made.metrics]
     for figure in made.figures:
         if figure not in FIGURES:
             raise unknown("figure", figure, FIGURES)
@@ -185,6 +183,7 @@ def planned(
     for name in sets:
         if name not in (known := [d.name for d in experiment.data]):
             raise unknown("data set of this experiment", name, known)
+    outside = [metric for metric in experiment.metrics if ":" in metric]
     out = []
     for place in experiment.data:
         for label, line, settings, _ in rows(experiment):
@@ -200,7 +199,7 @@ def planned(
             for protocol in ways or experiment.protocols:
                 for seed in numbers or experiment.seeds:
                     asked = config(
-                        **experiment.options | place.options | line.options,
+                        **{"metrics": outside} | experiment.options | place.options | line.options,
                         method=line.method,
                         data=place.name,
                         min_interactions=place.min_interactions,
@@ -251,7 +250,12 @@ def printed(line: Line, data: str, place: int | None, metric: str) -> list[tuple
     entries = line.published.get(data, [])
     if place is not None:
         entries = entries[place : place + 1]
-    return [(str(e.get("source", "")), float(e[metric])) for e in entries if metric in e]
+    return [
+        (str(e.get("source", "")), float(figure))
+        for e in entries
+        for name, figure in e.items()
+        if name.lower() == metric.lower()
+    ]
 
 
 def markdown(experiment: Experiment, found: dict[tuple[str, str, str], Cell]) -> str:

@@ -63,6 +63,19 @@ def comparison(rows: Sequence[Row]) -> Table:
     return table
 
 
+def beside(rows: Sequence[Row], names: Sequence[str]) -> Table:
+    """Metrics by name, and how far users of different activity are apart; – where a run is older than a metric."""
+    main = next(metric for metric, sampled in columns(rows[0].runs[0].protocol) if metric.startswith("NDCG"))
+    table = _table("beside accuracy")
+    table.add_column("method", no_wrap=True)
+    for name in (*(name.rpartition(":")[2] for name in names), f"gap of\n{main}"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        figures = [*map(row.values, names), [run.gap[main] for run in row.runs if main in run.gap]]
+        table.add_row(row.method, *(f"{sum(found) / len(found):.4g}" if found else "–" for found in figures))
+    return table
+
+
 def remarks(rows: Sequence[Row]) -> list[str]:
     """What the table does not say by itself."""
     out = []
@@ -153,6 +166,9 @@ def groups(summary: Summary) -> Table:
             name = f"a {name} model: {own['clients']:,}"
             cells += [size(own["down"]), size(own["up"])]
         table.add_row(name, *cells)
+    if summary.gap:
+        table.add_section()
+        table.add_row("gap by activity", *(f"{summary.gap[m]:.4f}" for m in shown))
     return table
 
 

@@ -30,8 +30,8 @@ from tacit.data.ragged import Ragged
 from tacit.data.sources import load
 from tacit.data.splits import Split, split
 from tacit.errors import UserError
-from tacit.evaluation.metrics import Metrics
-from tacit.evaluation.protocol import Evaluator, by_activity
+from tacit.evaluation.metrics import Metrics, all_of
+from tacit.evaluation.protocol import Evaluator, by_activity, gap
 from tacit.methods import find
 from tacit.privacy.mechanisms import Mechanism, for_target
 from tacit.privacy.secure_fleet import SecureFleet, check_sum
@@ -77,6 +77,7 @@ class Summary:
     dp: dict[str, Any] | None = None  # the noise on secure sums, likewise
     bytes_kept: float | None = None  # what a client keeps for its next training, on average; None: not known here
     bytes_server: float | None = None  # the server's state
+    gap: Metrics = field(default_factory=dict)  # of `groups` by activity, the largest of each metric minus the smallest
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Run:
             self.fleet.store.load(clients)
         progress, spent = self.folder.progress(server)
         now_spent = partial(spent_since, spent)
-        evaluator = Evaluator(self.split)
+        evaluator = Evaluator(self.split, all_of(self.config.select, *self.config.metrics))
 
         def record(progress: Progress, improved: bool) -> None:
             self.folder.log(progress.history[-1])
@@ -130,7 +131,8 @@ class Run:
         progress = federate(self.method, self.fleet, validate, self.plan, record, progress, budget)
         progress.server = {}  # some have a table for every client, and the best round's comes from its file
         best = self.load_best()
-        test = evaluator(self.fleet.scores(best, "test"), "test", by_activity(self.split) | self.groups())
+        activity = by_activity(self.split)
+        test = evaluator(self.fleet.scores(best, "test"), "test", activity | self.groups())
         chosen = next((r for r in progress.history if r.round == progress.best_round), progress.history[-1])
         summary = Summary(
             method=self.config.method,
@@ -143,6 +145,7 @@ class Run:
             test=test.main,
             test_sampled99=test.sampled99,
             groups=test.groups,
+            gap=gap([test.groups[name] for name in activity]),
             bytes_up=sum(r.bytes_up for r in progress.history),
             bytes_down=sum(r.bytes_down for r in progress.history),
             clients=self.fleet.federation.n_clients,

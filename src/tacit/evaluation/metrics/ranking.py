@@ -1,21 +1,12 @@
-"""HR, NDCG, MRR, Recall, Precision and F1 at several K.
+"""Who stands where: hits (n, depth), True where the list of a user holds an item to be found, and the lists themselves.
 
-A ranking is judged by its hits: (n, depth) True where the list of a user holds an item to be found. Ties count
-against the items to be found. Shapes: n users, T targets of a user (padded with -1), M items.
+Ties count against the items to be found. Shapes: n users, T targets of a user (padded with -1), M items.
 """
-
-from collections.abc import Sequence
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from tacit.errors import UserError
-
-Metrics: TypeAlias = dict[str, float]
-
-KS = (5, 10, 20)
-NAMES = ("HR", "NDCG", "MRR", "Recall", "Precision", "F1")
 
 
 def full_hits(scores: Tensor, targets: Tensor, excluded: Tensor, depth: int) -> Tensor:
@@ -48,6 +39,22 @@ def sampled_hits(scores: Tensor, target: Tensor, negatives: Tensor, depth: int) 
     return _hit_at(((rivals >= own) & (negatives >= 0)).sum(1), depth)
 
 
+def top(scores: Tensor, excluded: Tensor, depth: int) -> Tensor:
+    """(n, depth) items from the best to the worst but the excluded ones, -1 where none is left.
+
+    Of equal scores the lower number comes first, so a list does not depend on how users are put into blocks.
+    """
+    allowed = scores.masked_fill(excluded, -torch.inf)
+    width = min(depth, scores.shape[1])
+    last = allowed.topk(width, 1).values[:, -1:]  # (n, 1) the score of the last place
+    above, level = allowed > last, allowed == last
+    kept = above | (level & (level.cumsum(1) <= width - above.sum(1, keepdim=True)))
+    item = kept.nonzero()[:, 1].view(-1, width)  # ascending: a stable sort leaves equals in this order
+    value, order = allowed.gather(1, item).sort(dim=1, descending=True, stable=True)
+    item = item.gather(1, order).masked_fill(value == -torch.inf, -1)
+    return torch.nn.functional.pad(item, (0, depth - width), value=-1)
+
+
 def _hit_at(place: Tensor, depth: int) -> Tensor:
     """A single hit at a place from 0, (n,) -> (n, depth); none where the place is beyond."""
     return place[:, None] == torch.arange(depth)
@@ -57,38 +64,3 @@ def check_numbers(scores: Tensor) -> None:
     """A score that is not a number has no rank: it is an error, never rank 1."""
     if torch.isnan(scores).any():
         raise UserError("a score is not a number: the training diverged; try a smaller lr, as in --set lr=0.001")
-
-
-def per_user(hits: Tensor, total: Tensor, ks: Sequence[int] = KS) -> dict[str, Tensor]:
-    """Metrics of each user but F1, name@K -> (n,); `total` (n,) is how many items there were to find.
-
-    DCG has gain 1 and discount log2(rank + 1); the ideal list holds min(total, K) hits. MRR looks at the first
-    hit and is 0 beyond K.
-    """
-    discount = 1 / torch.log2(torch.arange(hits.shape[1]).double() + 2)
-    ideal = torch.cumsum(discount, 0)
-    rank = torch.arange(1, hits.shape[1] + 1).double()
-    out: dict[str, Tensor] = {}
-    for k in ks:
-        found = hits[:, :k].double()
-        count = found.sum(1)
-        out[f"HR@{k}"] = (count > 0).double()
-        out[f"NDCG@{k}"] = (found * discount[:k]).sum(1) / ideal[total.clamp(1, k) - 1]
-        out[f"MRR@{k}"] = (found / rank[:k]).amax(1)
-        out[f"Recall@{k}"] = count / total.clamp(min=1)
-        out[f"Precision@{k}"] = count / k
-    return out
-
-
-def mean(values: dict[str, Tensor]) -> Metrics:
-    """The mean over users of each metric, and F1 from the means of precision and recall.
-
-    F1 is not the mean of the users' own F1: FedCIA, whose tables it serves, joins the two means.
-    """
-    out = {name: float(value.mean()) if len(value) else 0.0 for name, value in values.items()}
-    for name in list(out):
-        if name.startswith("Precision@"):
-            precision, recall = out[name], out[name.replace("Precision", "Recall")]
-            both = precision + recall
-            out[name.replace("Precision", "F1")] = 2 * precision * recall / both if both else 0.0
-    return out

@@ -6,7 +6,8 @@ import torch
 from ir_measures import RR, P, R, Success, nDCG
 
 from tacit.errors import UserError
-from tacit.evaluation.metrics import KS, NAMES, full_hits, mean, per_user, sampled_hits
+from tacit.evaluation.metrics import KS, Rankings, UserMetric, by_hits
+from tacit.evaluation.metrics.ranking import full_hits, sampled_hits, top
 
 THEIRS = {"HR": Success, "NDCG": nDCG, "MRR": RR, "Recall": R, "Precision": P}
 
@@ -39,10 +40,13 @@ def by_ir_measures(scores, targets, candidates):
     return out
 
 
-def assert_same(ours, theirs):
+def assert_same(hits, total, theirs):
+    found = Rankings(hits, total, torch.zeros(len(hits), 0), torch.zeros(1), 1)
+    ours = {str(metric): metric for metric in by_hits() if isinstance(metric, UserMetric)}
     assert set(ours) == set(theirs)
     for name, values in theirs.items():
-        assert ours[name].tolist() == pytest.approx(values, abs=1e-9), name
+        assert ours[name].each(found).tolist() == pytest.approx(values, abs=1e-9), name
+        assert ours[name](found) == pytest.approx(sum(values) / len(values), abs=1e-9), name
 
 
 @pytest.mark.parametrize(("targets", "spread"), [(1, False), (2, False), (7, True), (30, True)])
@@ -50,7 +54,7 @@ def test_full_ranking_agrees_with_ir_measures(targets, spread):
     scores, wanted, excluded = random_case(users=40, items=60, targets=targets, seed=targets, spread=spread)
     hits = full_hits(scores, wanted, excluded, depth=20)
     allowed = [(~excluded[u]).nonzero().flatten().tolist() for u in range(40)]
-    assert_same(per_user(hits, (wanted >= 0).sum(1)), by_ir_measures(scores, wanted, allowed))
+    assert_same(hits, (wanted >= 0).sum(1), by_ir_measures(scores, wanted, allowed))
 
 
 def test_sampled_ranking_agrees_with_ir_measures():
@@ -63,36 +67,13 @@ def test_sampled_ranking_agrees_with_ir_measures():
         negatives[u, :n] = others[:n]
     hits = sampled_hits(scores, wanted[:, 0], negatives, depth=20)
     candidates = [[i for i in negatives[u].tolist() if i >= 0] + wanted[u].tolist() for u in range(60)]
-    assert_same(per_user(hits, torch.ones(60, dtype=torch.long)), by_ir_measures(scores, wanted, candidates))
+    assert_same(hits, torch.ones(60, dtype=torch.long), by_ir_measures(scores, wanted, candidates))
 
 
 def test_one_target_ranks_the_same_on_both_paths():
     scores, wanted, excluded = random_case(users=30, items=50, targets=1, seed=9)
     doubled = torch.cat([wanted, torch.full_like(wanted, -1)], 1)  # takes the path of many targets
     assert torch.equal(full_hits(scores, wanted, excluded, 20), full_hits(scores, doubled, excluded, 20))
-
-
-def test_by_hand():
-    """Hits at places 2 and 4 of 3 wanted: DCG = 1/log2(3) + 1/log2(5), ideal 1 + 1/log2(3) + 1/log2(4)."""
-    hits = torch.zeros(1, 20, dtype=torch.bool)
-    hits[0, [1, 3]] = True
-    values = {name: float(value) for name, value in per_user(hits, torch.tensor([3])).items()}
-    ideal = 1 + 1 / math.log2(3) + 1 / math.log2(4)
-    assert values["NDCG@5"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(5)) / ideal)
-    assert values["HR@5"] == 1
-    assert values["MRR@10"] == 1 / 2
-    assert values["Recall@5"] == pytest.approx(2 / 3)
-    assert values["Precision@5"] == pytest.approx(2 / 5)
-
-
-def test_f1_joins_the_means_of_precision_and_recall():
-    hits = torch.zeros(2, 20, dtype=torch.bool)
-    hits[0, 0] = True
-    means = mean(per_user(hits, torch.tensor([1, 4])))
-    assert set(means) == {f"{name}@{k}" for name in NAMES for k in KS}
-    precision, recall = (1 / 5 + 0) / 2, (1 + 0) / 2
-    assert means["F1@5"] == pytest.approx(2 * precision * recall / (precision + recall))
-    assert mean(per_user(hits[1:], torch.tensor([4])))["F1@10"] == 0
 
 
 @pytest.mark.parametrize("targets", [1, 2])
@@ -166,3 +147,26 @@ def test_logits_beyond_the_saturation_of_sigmoids_still_have_an_order():
     scores = torch.tensor([[30.0, 40.0, 50.0]])  # float32 sigmoids of all three are 1
     hits = full_hits(scores, torch.tensor([[2]]), torch.zeros(1, 3, dtype=torch.bool), 5)
     assert hits[0, 0]
+
+
+def test_a_list_goes_from_the_best_to_the_worst_without_what_is_excluded():
+    scores, _, excluded = random_case(users=20, items=40, targets=1, seed=5)
+    for user, items in enumerate(top(scores, excluded, 10).tolist()):
+        allowed = [i for i in range(40) if not excluded[user, i]]
+        assert items == sorted(allowed, key=lambda i: -float(scores[user, i]))[:10]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equals_stand_in_a_list_by_their_number(dtype):
+    draw = torch.Generator().manual_seed(0)
+    scores = torch.randint(0, 4, (50, 200), generator=draw).to(dtype)  # ties within lists and at their ends
+    excluded = torch.rand(50, 200, generator=draw) < 0.3
+    for user, items in enumerate(top(scores, excluded, 20).tolist()):
+        allowed = [i for i in range(200) if not excluded[user, i]]
+        assert items == sorted(allowed, key=lambda i: (-float(scores[user, i]), i))[:20]
+
+
+def test_a_list_ends_where_nothing_is_left():
+    scores = torch.tensor([[1.0, 2.0, 3.0, -torch.inf]])
+    excluded = torch.tensor([[False, True, False, False]])
+    assert top(scores, excluded, 6).tolist() == [[2, 0, -1, -1, -1, -1]]
