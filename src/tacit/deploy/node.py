@@ -17,7 +17,7 @@ import torch
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.local import local_round
 from tacit.core.method import Method
-from tacit.core.payload import Each, Few, Field, Payload, Shared, Sparse, decode, stacked
+from tacit.core.payload import Payload, decode, stacked
 from tacit.core.store import ClientStore
 from tacit.data.interactions import Interactions
 from tacit.deploy.job import Job
@@ -308,7 +308,7 @@ def _newcomer(work: Work, down: Payload, user: str) -> torch.Tensor:
     number, client = work.shard.users.stop, work.shard.clients.stop
     own = shard(work.data, work.job, [user], number, client)
     ids = torch.tensor([client])
-    alone = Payload(ids, {name: _typical(field) for name, field in down.fields.items()})
+    alone = Payload(ids, {name: field.typical() for name, field in down.fields.items()})
     store = ClientStore(work.method, own.federation, clients=own.clients, users=own.users)
     for round in range(1, ALONE + 1):
         if work.method.draws:
@@ -321,19 +321,3 @@ def _newcomer(work: Work, down: Payload, user: str) -> torch.Tensor:
             break
     fleet = SimulatedFleet(work.method, own.federation, threads=1, store=store)
     return fleet.scores_of_on(lambda _: alone, number, "test").clone()
-
-
-def _typical(field: Field) -> Shared | Each | Few:
-    """What a client gets that the server does not know: what all get, or the mean of what this node's clients got.
-
-    Of what groups of clients get, that of the first of them on this node: the smallest.
-    """
-    if isinstance(field, Shared):
-        return field
-    if isinstance(field, Few):
-        return Few(field.values, field.group.min(0, keepdim=True).values, field.width)
-    if isinstance(field, Sparse):
-        raise UserError("this method sends every client cells of its own; a newcomer has to wait for the next run")
-    assert isinstance(field, Each)
-    value = field.value.double().mean(0, keepdim=True)
-    return Each(value.to(field.value.dtype), field.private)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit import rng
-from tacit.core.payload import Cut, Each, Few, Field, Payload, Product, Rows, Shared, Sparse
+from tacit.core.payload import Change, Each, Field, Payload
 from tacit.errors import UserError
 from tacit.privacy.accountant import Noise, local_epsilon, local_ratio
 
@@ -52,13 +52,18 @@ class Mechanism:
 
     def __call__(self, up: Payload, down: Payload, seed: int, round: int) -> Payload:
         """The upload as it is sent."""
-        parts = {n: _part(n, field, down) for n, field in up.fields.items() if self._covers(n, field)}
-        factor = self._factor(parts.values(), len(up.ids)) if self.clips else None
+        changes: dict[str, Change] = {}
+        for name, field in up.fields.items():
+            if self._covers(name, field):
+                if reason := field.uncovered():
+                    raise UserError(f"'{name}' of the upload {reason}")
+                changes[name] = field.against(down.fields.get(name))
+        factor = self._factor(changes.values(), len(up.ids)) if self.clips else None
         fields: dict[str, Field] = {}
         for name, field in up.fields.items():
-            if name in parts:
-                noisy = Each(self._noisy(name, parts.pop(name), factor, up.ids, seed, round))
-                fields[name] = Cut(Each(noisy.value * field.mask()), field.columns) if isinstance(field, Cut) else noisy
+            if name in changes:
+                part = changes.pop(name)
+                fields[name] = field.noisy(self._noisy(name, part, field.one_shape, factor, up.ids, seed, round))
             else:
                 fields[name] = Each(torch.ones_like(field.dense()), private=False) if self.clips else field
         return Payload(up.ids, fields)
@@ -70,34 +75,36 @@ class Mechanism:
         return local_epsilon(self.noise, self.scale / (2 * self.clip), rounds, self.delta)
 
     def _covers(self, name: str, field: Field) -> bool:
-        return name != "weight" if self.clips else not isinstance(field, Shared | Few) and field.private
+        return name != "weight" if self.clips else field.private
 
-    def _factor(self, parts: Iterable["_Part"], clients: int) -> Tensor:
+    def _factor(self, parts: Iterable[Change], clients: int) -> Tensor:
         """(C,) what every client's changes are multiplied with: at most one."""
         power = 1 if self.noise == "laplace" else 2
         size = torch.zeros(clients, dtype=torch.float64)
         for part in parts:
-            part.change.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)  # no factor could bound these
-            size += part.change.reshape(clients, -1).double().abs().pow(power).sum(1)
+            part.value.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)  # no factor could bound these
+            size += part.value.reshape(clients, -1).double().abs().pow(power).sum(1)
         return (HAIR * self.clip / size.pow(1 / power).clamp(min=1e-300)).clamp(max=1.0)
 
-    def _noisy(self, name: str, part: "_Part", factor: Tensor | None, ids: Tensor, seed: int, round: int) -> Tensor:
+    def _noisy(
+        self,
+        name: str,
+        part: Change,
+        shape: tuple[int, ...],
+        factor: Tensor | None,
+        ids: Tensor,
+        seed: int,
+        round: int,
+    ) -> Tensor:
         """(C, …) base + (clipped change + noise). The server knows the base, so that adding it tells nothing."""
-        change = part.change
+        change = part.value
         if factor is not None:
             change *= factor.to(change.dtype).view(-1, *[1] * (change.dim() - 1))
-        count = math.prod(part.shape)
+        count = math.prod(shape)
         out = torch.empty(len(ids), count, dtype=change.dtype)
         for some in torch.split(torch.arange(len(ids)), max(1, BLOCK // max(count, 1))):
             out[some] = torch.from_numpy(self._draw(name, ids[some], count, seed, round)).to(out.dtype)
-        out = out.view(len(ids), *part.shape)
-        if part.rows is None:
-            out += change
-        else:
-            client = torch.arange(len(ids))[:, None].expand_as(part.rows.rows)
-            real = part.rows.real
-            out[client[real], part.rows.rows[real]] += change[real]
-        return out if part.base is None else out.add_(part.base)
+        return part.onto(out.view(len(ids), *shape))
 
     def _draw(self, name: str, ids: Tensor, count: int, seed: int, round: int) -> NDArray[np.float64]:
         if self.source == "system":
@@ -113,47 +120,3 @@ def for_target(kind: Kind, clip: float, epsilon: float, rounds: int, delta: floa
     """The mechanism with the least noise under which a client that takes part so often spends at most ε."""
     plain = Mechanism(kind, 1.0, clip, delta)
     return Mechanism(kind, 2 * clip * local_ratio(plain.noise, epsilon, rounds, delta), clip, delta)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A field taken apart."""
-
-    change: Tensor  # (C, L, …) of touched rows, or (C, …); free to be written to
-    base: Tensor | None  # what the server had sent
-    rows: Rows | None  # where the touched rows are
-    shape: tuple[int, ...]  # of one client's whole value
-
-
-def _part(name: str, field: Field, down: Payload) -> _Part:
-    """What a client added to what the server sent, or all there is where it sent nothing of the kind."""
-    if isinstance(field, Sparse):
-        raise UserError(
-            f"'{name}' of the upload is sparse: which cells it names tells more than noise on them could hide; "
-            "tally has central differential privacy of its own: --set clip=1 --set dp_noise=1"
-        )
-    if isinstance(field, Shared | Few):
-        raise UserError(f"'{name}' of the upload is one value for all clients; noise needs one for each of them")
-    if isinstance(field, Cut):  # what noise falls outside a client's columns is not sent
-        field = field.of
-    if isinstance(field, Product):  # noise goes on the matrix that is sent, not on its factors
-        field = Each(field.dense(), field.private)
-    if not field.value.is_floating_point():
-        kind = str(field.value.dtype).removeprefix("torch.")
-        raise UserError(f"'{name}' of the upload is of type {kind}: noise can be added to real numbers alone")
-    shape = field.value.shape[1:] if isinstance(field, Each) else field.base.shape[int(field.own_base) :]
-    base = _sent(name, shape, down)
-    if isinstance(field, Rows) and base is field.base:
-        return _Part(field.change(), base, field, shape)
-    whole = field.dense()  # touched rows over another base: the client's own, which must not show
-    return _Part(whole.clone() if base is None else whole - base, base, None, shape)
-
-
-def _sent(name: str, shape: tuple[int, ...], down: Payload) -> Tensor | None:
-    """What the server sent under a name, for all or for each, if it is of the shape of a client's value."""
-    if name not in down:
-        return None
-    field = down.fields[name]
-    value = field.dense()
-    alike = value.shape == shape if isinstance(field, Shared) else value.shape[1:] == shape
-    return value if alike else None
