@@ -197,8 +197,12 @@ def rewritten(change):
         lambda header: header["__metadata__"].update(kinds='{"x": "private"}'),
         lambda header: header["__metadata__"].update(kinds='{"x": {"kind": "private"}}'),
         lambda header: header["__metadata__"].update(kinds='{"z": {"kind": "each", "private": true}}'),
-        lambda header: header["__metadata__"].update(kinds='{"y": {"kind": "sparse", "private": true, "shape": [2, 2]}}'),
-        lambda header: header["__metadata__"].update(kinds='{"y": {"kind": "sparse", "private": true, "shape": [-2, -3]}}'),
+        lambda header: header["__metadata__"].update(
+            kinds='{"y": {"kind": "sparse", "private": true, "shape": [2, 2]}}'
+        ),
+        lambda header: header["__metadata__"].update(
+            kinds='{"y": {"kind": "sparse", "private": true, "shape": [-2, -3]}}'
+        ),
         lambda header: header["__metadata__"].update(kinds='{"y": {"kind": "sparse", "private": true, "shape": "x"}}'),
         lambda header: header["cells.y"].update(dtype="F64"),
         lambda header: header["cells.y"].update(shape=[2, 1]),
