@@ -48,6 +48,7 @@ class Work:
         self.vault = vault
         self.threads = threads
         self.method: Method = job.build(allow)
+        self.mechanism = job.mechanism(allow)
         found = known(data, job)
         self.data, self.dropped = found.data, found.dropped
         written = vault.json(f"{job.id}/roster.json")
@@ -82,7 +83,7 @@ class Work:
     def _fresh(self) -> None:
         own = ClientStore(self.method, self.shard.federation, clients=self.shard.clients, users=self.shard.users)
         self.fleet = SimulatedFleet(
-            self.method, self.shard.federation, threads=self.threads, store=own, protection=self.job.noise()
+            self.method, self.shard.federation, threads=self.threads, store=own, protection=self.mechanism
         )
         self.round = 0
 
