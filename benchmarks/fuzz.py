@@ -4,6 +4,7 @@ python -m benchmarks.fuzz [--count 100000] [--seed 0]      writes results/fuzz.j
 """
 
 import argparse
+import copy
 import json
 import math
 import random
@@ -111,7 +112,7 @@ def _edit(where: Any, draw: random.Random) -> None:
             if draw.random() < 0.1:
                 del where[key]
             else:
-                where[key] = draw.choice(EXTREMES)
+                where[key] = copy.deepcopy(draw.choice(EXTREMES))  # a later edit may go into it
             return
         where = where[key]
 

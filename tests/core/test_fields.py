@@ -5,6 +5,7 @@ from benchmarks.fuzz import messages
 from tacit.core.aggregate import weighted_mean
 from tacit.core.fields import KINDS, Each, Field, Rows, Shared
 from tacit.core.payload import Payload, decode
+from tacit.errors import UserError
 
 FIELDS = dict(messages()[-1].fields)
 OWN = sorted(name for name, field in FIELDS.items() if field.own)
@@ -99,10 +100,14 @@ def test_a_change_and_its_base_are_the_whole(name):
     assert field.noisy(field.dense() + 1).nbytes(3) == field.nbytes(3)
 
 
-def test_what_a_newcomer_gets():
+def test_a_newcomer_gets_what_a_client_gets_on_average():
+    each = Each(torch.tensor([[1.0, 3.0], [3.0, 6.0]]), private=False).typical()
+    assert (each.value.tolist(), each.private, each.value.dtype) == ([[2.0, 4.5]], False, torch.float32)
     assert FIELDS["all"].typical() is FIELDS["all"]
-    assert FIELDS["few"].typical().group.tolist() == [0]
-    torch.testing.assert_close(FIELDS["vector"].typical().value, FIELDS["vector"].value.mean(0, keepdim=True))
+    few = FIELDS["few"].typical()
+    assert (few.group.tolist(), few.width) == ([0], 4)
+    with pytest.raises(UserError, match="has to wait for the next run"):
+        FIELDS["cells"].typical()
 
 
 def test_a_kind_from_elsewhere_is_read_as_well():

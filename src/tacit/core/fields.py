@@ -119,12 +119,21 @@ class Field(ABC):
 
     def add_weighted(self, weights: Tensor, total: Tensor | None) -> Tensor:
         """The sum of w_c (x_c − origin) over clients, in double precision, added to the sum so far."""
-        part: Tensor = torch.tensordot(weights, self.dense().double(), dims=1)
+        part: Tensor = torch.tensordot(weights, self._own_values().double(), dims=1)
         return part if total is None else total + part
 
     def add_to(self, total: Tensor) -> None:
         """Add the sum over clients to a tensor of one client's shape, in place."""
-        total += self.dense().to(total.dtype).sum(0)
+        total += self._own_values().to(total.dtype).sum(0)
+
+    def _own_values(self) -> Tensor:
+        if not self.own:
+            raise TypeError("what clients have alike is neither summed nor averaged over them")
+        return self.dense()
+
+    def _listed(self) -> Tensor:
+        """(C, …), or (1, …) where all clients have the same."""
+        return self.dense()
 
     def held(self) -> Tensor:
         """Every number it holds, in any shape."""
@@ -132,7 +141,7 @@ class Field(ABC):
 
     def norms(self, sent: "Field | None", clients: int) -> Tensor:
         """(C,) of the clients' changes against what was sent, where that is of the same shape."""
-        value = self.dense()
+        value = self._listed()
         if sent is not None:
             base = sent.dense()
             if base.shape in (value.shape, value.shape[1:]):
@@ -141,8 +150,8 @@ class Field(ABC):
         return norms
 
     def item_rows(self, items: int, clients: int) -> Tensor | None:
-        """(C, M, K) where it has real numbers for each of M items."""
-        value = self.dense()
+        """(C, M, K) where it has real numbers for each of M items, or (1, M, K) of one value for all."""
+        value = self._listed()
         fits = value.dim() > 1 and value.shape[1] == items and value.is_floating_point()
         return value.reshape(len(value), items, -1) if fits else None
 
@@ -150,9 +159,11 @@ class Field(ABC):
 
     def uncovered(self) -> str:
         """Why noise cannot cover it; empty where it can."""
-        dtype = self.wire_dtype
-        kind = str(dtype).removeprefix("torch.")
-        return "" if dtype.is_floating_point else f"is of type {kind}: noise can be added to real numbers alone"
+        if not self.own:
+            return "is one value for all clients; noise needs one for each of them"
+        kind = str(self.wire_dtype).removeprefix("torch.")
+        real = self.wire_dtype.is_floating_point
+        return "" if real else f"is of type {kind}: noise can be added to real numbers alone"
 
     def against(self, sent: "Field | None") -> Change:
         """What the clients added to what was sent to them under that name."""
@@ -224,25 +235,8 @@ class Shared(Field):
         """What all get."""
         return self
 
-    def add_weighted(self, weights: Tensor, total: Tensor | None) -> Tensor:
-        """There is nothing to average."""
-        raise TypeError("one value for all clients has no mean over them")
-
-    def add_to(self, total: Tensor) -> None:
-        """There is nothing to sum."""
-        raise TypeError("one value for all clients has no sum over them")
-
-    def norms(self, sent: Field | None, clients: int) -> Tensor:
-        """(1,) that of the value."""
-        return Each(self.value[None]).norms(sent, 1)
-
-    def item_rows(self, items: int, clients: int) -> Tensor | None:
-        """(1, M, K)."""
-        return Each(self.value[None]).item_rows(items, 1)
-
-    def uncovered(self) -> str:
-        """It is nobody's own."""
-        return "is one value for all clients; noise needs one for each of them"
+    def _listed(self) -> Tensor:
+        return self.value[None]
 
 
 @dataclass(frozen=True)

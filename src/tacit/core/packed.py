@@ -253,10 +253,6 @@ class Few(Field):
         """That of the first of these clients' groups: the smallest."""
         return Few(self.values, self.group.min(0, keepdim=True).values, self.width)
 
-    def uncovered(self) -> str:
-        """It is the server's."""
-        return "is one value for all clients; noise needs one for each of them"
-
 
 @dataclass(frozen=True)
 class Cut(Field):

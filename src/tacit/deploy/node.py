@@ -17,7 +17,7 @@ import torch
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.local import local_round
 from tacit.core.method import Method
-from tacit.core.payload import Payload, decode, stacked
+from tacit.core.payload import BadPayload, Payload, decode, stacked
 from tacit.core.store import ClientStore
 from tacit.data.interactions import Interactions
 from tacit.deploy.job import Job
@@ -287,7 +287,10 @@ def recommend(
     if work.place is None or not path.exists():
         raise UserError(f"{folder} has no model yet: its run has not finished a round")
     model = unpack(path.read_bytes())
-    down = decode(model.body)
+    try:
+        down = decode(model.body)
+    except BadPayload as error:
+        raise UserError(f"{path} cannot be read ({error}); the run's next evaluation replaces it") from error
     index = work.data.user_index(user)
     if user in work.users:
         work.stand_at(int(model.head["round"]))
