@@ -80,6 +80,13 @@ def test_one_client_in_a_secure_sum(name):
         torch.testing.assert_close(written_out_one(back), whole[client], atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", FIELDS)
+def test_no_clients_are_no_obstacle(name):
+    nobody = FIELDS[name].only(torch.zeros(0).long(), 3)
+    assert len(nobody.norms(None, 0)) == int(nobody.alike)
+    assert decode(Payload(torch.zeros(0).long(), {"x": nobody}).encode()).kinds() == {"x": nobody.kind}
+
+
 def written_out_one(field):
     table = torch.zeros(1, *field.one_shape, dtype=torch.float64)
     field.write_to(table, torch.arange(1))

@@ -146,14 +146,14 @@ class Field(ABC):
             base = sent.dense()
             if base.shape in (value.shape, value.shape[1:]):
                 value = value.to(torch.float64) - base
-        norms: Tensor = torch.linalg.vector_norm(value.reshape(len(value), -1).double(), dim=1)
+        norms: Tensor = torch.linalg.vector_norm(value.reshape(len(value), math.prod(value.shape[1:])).double(), dim=1)
         return norms
 
     def item_rows(self, items: int, clients: int) -> Tensor | None:
         """(C, M, K) where it has real numbers for each of M items, or (1, M, K) of one value for all."""
         value = self._listed()
         fits = value.dim() > 1 and value.shape[1] == items and value.is_floating_point()
-        return value.reshape(len(value), items, -1) if fits else None
+        return value.reshape(len(value), items, math.prod(value.shape[2:])) if fits else None
 
     # under a privacy mechanism or in a secure sum
 

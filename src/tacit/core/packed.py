@@ -283,7 +283,7 @@ class Cut(Field):
         *before, width = self.one_shape
         place = torch.arange(width)
         inside = (place >= self.columns[:, :1]) & (place < self.columns[:, 1:])
-        return inside.view(len(inside), *[1] * len(before), -1)
+        return inside.view(len(inside), *[1] * len(before), width)
 
     def dense(self) -> Tensor:
         """(C, …, d) with zeros outside the columns."""
