@@ -176,8 +176,9 @@ def main() -> None:
         "megabytes_before": round(before / 1e6, 1),
         "megabytes_peak": round(peak / 1e6, 1),
     }
-    (RESULTS / "fuzz.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "fuzz.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
