@@ -145,7 +145,7 @@ def test_noise_can_be_asked_for_in_words_and_in_a_file(asked, expected):
         ("kind=gaussian,clip=1,scale=1,epsilon=1", "gaussian needs either scale=.* or epsilon="),
         ("kind=unclipped-laplace,clip=1,scale=1", "unclipped-laplace has a scale and nothing else"),
         ("kind=unclipped-laplace,epsilon=1", "no finite ε follows without clipping"),
-        ("kind=laplase,clip=1,scale=1", "ldp.kind='laplase' does not do: .*'laplace'"),
+        ("kind=laplase,clip=1,scale=1", "unknown mechanism 'laplase'; did you mean 'laplace'"),
         ("clip=0,scale=1", "ldp.clip='0' does not do: .*greater than 0"),
         ("clip=inf,scale=1", "ldp.clip='inf' does not do: .*finite"),
         ("clip=1,scale=nan", "ldp.scale='nan' does not do: .*finite"),

@@ -17,7 +17,7 @@ BELOW = {
     "methods": {"errors", "registry", "rng", "data", "core", "privacy"},  # a method may state its own privacy budget
     "privacy": {"errors", "registry", "rng", "data", "core"},
     "evaluation": {"errors", "registry", "rng", "data", "core"},
-    "config": {"errors", "registry", "data", "core", "evaluation"},
+    "config": {"errors", "registry", "data", "core", "evaluation", "privacy"},
 }
 BELOW["runs"] = set(BELOW)
 BELOW["testing"] = BELOW["runs"] | {"runs"}

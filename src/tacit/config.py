@@ -4,7 +4,7 @@ import dataclasses
 import json
 import types
 import typing
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -14,6 +14,7 @@ from tacit.core.trial import check_method, check_settings
 from tacit.data.splits import Protocol
 from tacit.errors import UserError, unknown
 from tacit.evaluation import metrics
+from tacit.privacy.mechanisms import MECHANISMS
 
 _LEAST = {"dim": 1, "rounds": 1, "epochs": 0, "batch": 0, "negatives": 0, "lr": 0, "table_lr": 0}
 _ABOVE_ZERO = ("fraction", "init")
@@ -24,7 +25,7 @@ class Ldp(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal["laplace", "gaussian", "unclipped-laplace", "unclipped-gaussian"] = "laplace"
+    kind: str = "laplace"  # a mechanism by name or `module:Class`
     clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -32,13 +33,7 @@ class Ldp(BaseModel):
 
     def check(self) -> None:
         """What goes together and what does not."""
-        if self.kind.startswith("unclipped"):
-            if self.clip is not None or self.epsilon is not None or self.scale is None:
-                raise UserError(f"ldp: {self.kind} has a scale and nothing else; no finite ε follows without clipping")
-        elif self.clip is None:
-            raise UserError(f"ldp: {self.kind} needs clip=…, the bound on a client's upload, or no ε follows")
-        elif (self.scale is None) == (self.epsilon is None):
-            raise UserError(f"ldp: {self.kind} needs either scale=…, the noise, or epsilon=…, what a run may cost")
+        MECHANISMS.find(self.kind).check(self.clip, self.scale, self.epsilon)
 
 
 class Dp(BaseModel):

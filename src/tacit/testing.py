@@ -31,7 +31,7 @@ from tacit.data.interactions import Interactions, from_columns
 from tacit.data.ragged import Ragged
 from tacit.data.splits import split
 from tacit.errors import UserError
-from tacit.privacy.mechanisms import Mechanism
+from tacit.privacy import mechanisms
 from tacit.privacy.secure_fleet import SecureFleet
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import Summary, resume, run
@@ -226,7 +226,7 @@ def check_protected(method: Method, kind: Literal["laplace", "gaussian"]) -> Non
     """Under a clipped mechanism nothing goes out that the bound does not cover, and noise does not show chunks."""
     federation = clients(method, users=12)
     _, down, up = one_round(method, federation, torch.arange(federation.n_clients))
-    sent = Mechanism(kind, 1e-12, clip=0.5)(up, down, federation.seed, 1)
+    sent = mechanisms.named(kind, 1e-12, clip=0.5)(up, down, federation.seed, 1)
     assert set(sent.fields) == set(up.fields)
     assert sent.nbytes() == up.nbytes()
     total, power = torch.zeros(len(up.ids), dtype=torch.float64), 1 if kind == "laplace" else 2
@@ -237,7 +237,7 @@ def check_protected(method: Method, kind: Literal["laplace", "gaussian"]) -> Non
         base = down[name].double() if name in down and down[name].shape[-1:] == up[name].shape[-1:] else 0.0
         total += (sent[name].double() - base).reshape(len(up.ids), -1).abs().pow(power).sum(1)
     assert (total.pow(1 / power) <= 0.5 + CLOSE).all(), "an upload passes the bound"
-    check_chunks(method, clients(method, users=20), Mechanism(kind, 0.01, clip=0.5))
+    check_chunks(method, clients(method, users=20), mechanisms.named(kind, 0.01, clip=0.5))
 
 
 def check_absent_clients(method: Method) -> None:

@@ -195,11 +195,15 @@ def rewritten(change):
         lambda header: header.pop("__metadata__"),
         lambda header: header["__metadata__"].update(kinds="[]"),
         lambda header: header["__metadata__"].update(kinds='{"x": "private"}'),
-        lambda header: header["__metadata__"].update(kinds='{"x": {"kind": "public"}}'),
-        lambda header: header["__metadata__"].update(kinds='{"z": {"kind": "private"}}'),
-        lambda header: header["__metadata__"].update(kinds='{"y": {"kind": "each", "shape": [2, 2]}}'),
-        lambda header: header["__metadata__"].update(kinds='{"y": {"kind": "each", "shape": [-2, -3]}}'),
-        lambda header: header["__metadata__"].update(kinds='{"y": {"kind": "each", "shape": "x"}}'),
+        lambda header: header["__metadata__"].update(kinds='{"x": {"kind": "private"}}'),
+        lambda header: header["__metadata__"].update(kinds='{"z": {"kind": "each", "private": true}}'),
+        lambda header: header["__metadata__"].update(
+            kinds='{"y": {"kind": "sparse", "private": true, "shape": [2, 2]}}'
+        ),
+        lambda header: header["__metadata__"].update(
+            kinds='{"y": {"kind": "sparse", "private": true, "shape": [-2, -3]}}'
+        ),
+        lambda header: header["__metadata__"].update(kinds='{"y": {"kind": "sparse", "private": true, "shape": "x"}}'),
         lambda header: header["cells.y"].update(dtype="F64"),
         lambda header: header["cells.y"].update(shape=[2, 1]),
         lambda header: header["index.y"].update(dtype="F32"),
@@ -281,13 +285,13 @@ def test_columns_of_other_groups_are_zero_and_do_not_travel():
         ("group.y", torch.tensor([1])),
         ("group.y", torch.tensor([-1])),
         ("group.y", torch.tensor([0, 0])),
-        ("field.y.0", torch.ones(2, 6)),
+        ("0.y", torch.ones(2, 6)),
     ],
 )
 def test_wrong_addresses_are_refused(name, wrong):
-    kinds = {"x": {"kind": "private", "cut": [2, 3]}, "y": {"kind": "few", "values": 1, "width": 5}}
+    kinds = {"x": {"kind": "cut", "private": True, "shape": [2, 3]}, "y": {"kind": "few", "values": 1, "width": 5}}
     right = {"ids": torch.tensor([4]), "columns.x": torch.tensor([[0, 3]]), "field.x": torch.ones(6)}
-    right |= {"group.y": torch.tensor([0]), "field.y.0": torch.ones(2, 5)}
+    right |= {"group.y": torch.tensor([0]), "0.y": torch.ones(2, 5)}
     text = {"kinds": json.dumps(kinds)}
     assert decode(save(right, metadata=text)).fields.keys() == {"x", "y"}
     with pytest.raises(BadPayload):
@@ -295,7 +299,7 @@ def test_wrong_addresses_are_refused(name, wrong):
 
 
 def test_a_value_that_would_unfold_beyond_what_is_allowed_is_refused():
-    kinds = {"x": {"kind": "private", "cut": [1, 10**12]}}
+    kinds = {"x": {"kind": "cut", "private": True, "shape": [1, 10**12]}}
     small = {"ids": torch.tensor([4]), "columns.x": torch.tensor([[0, 1]]), "field.x": torch.ones(1)}
-    with pytest.raises(BadPayload, match="more than 1,000 bytes"):
+    with pytest.raises(BadPayload, match="more than may be unfolded"):
         decode(save(small, metadata={"kinds": json.dumps(kinds)}), most=1000)

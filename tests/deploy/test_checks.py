@@ -153,7 +153,13 @@ BAD = {
     "no kinds": header(lambda h: h.pop("__metadata__")),
     "kinds that are no JSON": header(lambda h: h["__metadata__"].update(kinds="{")),
     "a kind nobody knows": kind("items", {"kind": "delta"}),
-    "kinds that name no tensor": kind("ghost", {"kind": "private"}),
+    "kinds that name no tensor": kind("ghost", {"kind": "each", "private": True}),
+    "kinds of depth": header(lambda h: h["__metadata__"].update(kinds="[" * 100_000)),
+    "columns beyond counting": kind("items", {"kind": "cut", "private": True, "shape": [2**62, 2**62]}),
+    "eight bits a value": header(lambda h: h["field.items"].update(dtype="F8_E4M3")),
+    "a tensor beside the fields": header(
+        lambda h: h.update({"more": h["ids"] | {"shape": [0], "data_offsets": [0, 0]}})
+    ),
     # the packet around it
     "no packet": lambda reply: b"",
     "another packet": lambda reply: Packet("evaluated", {}, unpack(reply).body).pack(),

@@ -1,5 +1,6 @@
 import json
 import sqlite3
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from deploy.direct import cut, federation_of, job_of
 from deploy.processes import csv
 from deploy.test_fleet import METHODS, distributed
-from tacit.core.payload import Each, Few, Shared, Sparse, decode
+from tacit.core.payload import decode
 from tacit.data.imported import read_file, read_items
 from tacit.data.interactions import from_columns
 from tacit.deploy import node as machine
@@ -120,19 +121,6 @@ def test_a_newcomer_learns_from_its_own_items_before_it_is_served(trained, tmp_p
     assert learnt > 1 > abs(lead())
 
 
-def test_a_newcomer_gets_what_a_client_of_the_node_gets_on_average():
-    each = machine._typical(Each(torch.tensor([[1.0, 3.0], [3.0, 6.0]]), private=False))
-    assert (each.value.tolist(), each.private, each.value.dtype) == ([[2.0, 4.5]], False, torch.float32)
-    shared = Shared(torch.ones(2))
-    assert machine._typical(shared) is shared
-    tables = Few((torch.zeros(3, 2), torch.ones(3, 4)), torch.tensor([1, 0, 1]), 4)
-    few = machine._typical(tables)
-    assert (few.group.tolist(), few.width) == ([0], 4)
-    cells = Sparse(torch.tensor([0]), torch.tensor([4]), torch.tensor([1.0]), (3, 3))
-    with pytest.raises(UserError, match="has to wait for the next run"):
-        machine._typical(cells)
-
-
 def test_a_node_that_comes_back_has_its_private_state(trained, tmp_path):
     _, link, _ = trained
     old = link.named["n0"]
@@ -164,6 +152,25 @@ def test_a_node_builds_no_method_from_elsewhere(tmp_path, caplog):
     own = job_of(data, "tacit.core.method:Method", {"dim": 2})
     allowed = Node(data, tmp_path / "node", threads=1, allow=("tacit.core.method:Method",))
     assert unpack(allowed.answer(Packet("hello", {}, own.dump()).pack())).kind == "here"
+
+
+def test_a_model_that_cannot_be_read_is_a_sentence(trained):
+    _, link, _ = trained
+    node = link.named["n0"]
+    path = node.vault.path / node.work.job.id / "model.packet"
+    packet = unpack(path.read_bytes())
+    write(path, Packet(packet.kind, packet.head, packet.body[:-1]).pack())
+    with pytest.raises(UserError, match=r"cannot be read .* next evaluation"):
+        recommend(node.vault.path, node.data, node.work.users[0])
+
+
+def test_a_node_makes_no_mechanism_from_elsewhere(tmp_path, caplog):
+    data, kind = few_users(8), "tacit.privacy.mechanisms:Laplace"
+    job = replace(job_of(data, "fedmf", {"dim": 2}), ldp={"kind": kind, "scale": 1.0, "clip": 1.0})
+    hello = Packet("hello", {}, job.dump()).pack()
+    assert unpack(Node(data, tmp_path / "node", threads=1).answer(hello)).kind == "sorry"
+    assert f"--allow {kind}" in caplog.text
+    assert unpack(Node(data, tmp_path / "other", threads=1, allow=(kind,)).answer(hello)).kind == "here"
 
 
 def test_what_goes_wrong_is_told_by_its_name_alone(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from dp_accounting import pld, rdp
 
 from tacit.errors import UserError
-from tacit.privacy.accountant import central_epsilon, local_epsilon, local_ratio, smallest
+from tacit.privacy.accountant import central_epsilon, gaussian_cost, laplace_cost, smallest
 from tacit.privacy.gaussian import gaussian_epsilon
 
 DELTA = 1e-5
@@ -16,7 +16,7 @@ DELTA = 1e-5
 def test_laplace_is_what_the_library_says_directly(ratio, rounds):
     accountant = pld.PLDAccountant()
     accountant.compose(dp_accounting.SelfComposedDpEvent(dp_accounting.LaplaceDpEvent(ratio), rounds))
-    found = local_epsilon("laplace", ratio, rounds, DELTA)
+    found = laplace_cost(ratio, rounds, DELTA)
     assert found == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-4)
     assert found <= rounds / ratio
 
@@ -25,7 +25,7 @@ def test_laplace_is_what_the_library_says_directly(ratio, rounds):
 def test_gaussian_is_what_the_library_says_directly(ratio, rounds):
     accountant = pld.PLDAccountant(value_discretization_interval=1e-3)
     accountant.compose(dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(ratio), rounds))
-    found = local_epsilon("gaussian", ratio, rounds, DELTA)
+    found = gaussian_cost(ratio, rounds, DELTA)
     assert found == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-4)
     assert found == pytest.approx(gaussian_epsilon(ratio / math.sqrt(rounds), DELTA), rel=1e-6)
 
@@ -34,21 +34,21 @@ def test_gaussian_is_what_the_library_says_directly(ratio, rounds):
 def test_one_round_of_laplace_by_hand(ratio):
     """δ(ε') = 1 − e^((ε' − ε) / 2) for ε' < ε."""
     expected = 1 / ratio + 2 * math.log(1 - DELTA)
-    assert local_epsilon("laplace", ratio, 1, DELTA) == pytest.approx(expected, abs=1e-6 / ratio)
+    assert laplace_cost(ratio, 1, DELTA) == pytest.approx(expected, abs=1e-6 / ratio)
 
 
 @pytest.mark.parametrize("parts", [2, 5, 50])
 def test_a_change_spread_over_many_values_costs_no_more_than_in_one(parts):
     """A shift by 1/k in each of k coordinates is k releases of ratio k·r: what the docstring's argument says."""
-    assert local_epsilon("laplace", 0.7 * parts, parts, DELTA) <= local_epsilon("laplace", 0.7, 1, DELTA)
+    assert laplace_cost(0.7 * parts, parts, DELTA) <= laplace_cost(0.7, 1, DELTA)
 
 
 def test_rounds_add_up_and_none_costs_nothing():
-    for kind in ("laplace", "gaussian"):
-        spent = [local_epsilon(kind, 5.0, rounds, DELTA) for rounds in (0, 1, 2, 10, 100)]
+    for cost in (laplace_cost, gaussian_cost):
+        spent = [cost(5.0, rounds, DELTA) for rounds in (0, 1, 2, 10, 100)]
         assert spent[0] == 0
         assert spent == sorted(set(spent))
-        assert local_epsilon(kind, 0.0, 1, DELTA) == math.inf
+        assert cost(0.0, 1, DELTA) == math.inf
     assert central_epsilon(0.0, 1, DELTA) == math.inf
     assert central_epsilon(1.0, 0, DELTA) == 0
 
@@ -72,12 +72,12 @@ def test_being_chosen_seldom_costs_less_in_the_central_model():
         assert few < more < everybody
 
 
-@pytest.mark.parametrize("kind", ["laplace", "gaussian"])
+@pytest.mark.parametrize("cost", [laplace_cost, gaussian_cost])
 @pytest.mark.parametrize("target", [0.05, 1.0, 300.0])
-def test_the_noise_for_a_target_is_enough_and_hardly_more(kind, target):
-    ratio = local_ratio(kind, target, 40, DELTA)
-    assert local_epsilon(kind, ratio, 40, DELTA) <= target
-    assert local_epsilon(kind, 0.998 * ratio, 40, DELTA) > target
+def test_the_noise_for_a_target_is_enough_and_hardly_more(cost, target):
+    ratio = smallest(lambda tried: cost(tried, 40, DELTA), target)
+    assert cost(ratio, 40, DELTA) <= target
+    assert cost(0.998 * ratio, 40, DELTA) > target
 
 
 def test_the_search_is_a_search():
@@ -88,4 +88,4 @@ def test_the_search_is_a_search():
 def test_without_the_package_the_way_out_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(UserError, match=r"pip install 'tacit\[privacy\]'"):
-        local_epsilon("laplace", 123.456, 1, DELTA)
+        laplace_cost(123.456, 1, DELTA)

@@ -22,7 +22,7 @@ from tacit.privacy.gaussian import gaussian_epsilon
 from tacit.privacy.mask_graph import degree_and_threshold
 from tacit.privacy.secure_fleet import SecureFleet, check_sum
 from tacit.privacy.secure_sum import STAGES, honest
-from tacit.privacy.shared_noise import SharedNoise
+from tacit.privacy.shared_noise import SharedGaussian
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import reopen, run, start
 from toys import few_clients
@@ -161,7 +161,7 @@ def test_too_few_clients_too_many_values_and_wild_ones_are_refused():
 
 def test_noise_is_added_by_the_clients_together():
     federation = few_clients(20)
-    noise = SharedNoise(clip=0.1, ratio=2.0, contributors=honest(20))
+    noise = SharedGaussian(clip=0.1, ratio=2.0, contributors=honest(20))
     server, (quiet,), _ = uploads(FEDMF, federation, protection=replace(noise, ratio=0.0))
     change = 20 * (quiet["items"][0] - server["items"])
     assert 0 < float(change.norm()) <= 20 * 0.1
@@ -192,7 +192,7 @@ def test_a_run_with_shared_noise_states_its_central_epsilon(tmp_path):
     assert made.dp["epsilon_round"] == pytest.approx(gaussian_epsilon(4, 1e-5))
     lines = RunFolder.open(tmp_path / "noise").rounds()
     assert [line["epsilon"] for line in lines] == pytest.approx([gaussian_epsilon(4 / n**0.5, 1e-5) for n in (1, 2, 3)])
-    assert reopen(tmp_path / "noise").mechanism == SharedNoise(0.5, 4.0, 8)
+    assert reopen(tmp_path / "noise").mechanism == SharedGaussian(0.5, 4.0, 8)
     asked = start(config(method="fedmf", dp="clip=0.5,epsilon=2", **options), tmp_path / "budget")
     assert 1.99 < asked.mechanism.epsilon(3) <= 2
     for wrong in ({"secure": False}, {"ldp": "clip=1,scale=1"}):

@@ -18,7 +18,7 @@ from tacit.methods import find
 from tacit.privacy.attacks import ATTACKS, clues, success
 from tacit.privacy.secure_fleet import SecureFleet
 from tacit.privacy.secure_sum import honest
-from tacit.privacy.shared_noise import SharedNoise
+from tacit.privacy.shared_noise import SharedGaussian
 from tacit.runs import audit as audited
 from tacit.runs.audit import audit, described, observe, real_items
 from tacit.runs.folder import RunFolder
@@ -133,7 +133,7 @@ def test_noise_that_clients_share_is_for_those_in_the_sum(fedmf):
     assert shared.epsilon_round == pytest.approx(1, abs=0.01)
     made = reopen(fedmf)
     federation = made.fleet.federation
-    noise, ids = SharedNoise(1.0, 3.75, contributors=honest(20)), sample(federation.n_clients, 20, 0, 0)
+    noise, ids = SharedGaussian(1.0, 3.75, contributors=honest(20)), sample(federation.n_clients, 20, 0, 0)
     fleet = SecureFleet(made.method, federation, threads=1, protection=noise)
     server, leaves = made.folder.load("last")
     fleet.store.load(leaves)

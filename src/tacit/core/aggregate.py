@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor
 
-from tacit.core.payload import Payload, Rows, Shared, Sparse, State
+from tacit.core.payload import Payload, State
 
 
 def weighted_mean(uplinks: Iterable[Payload], *names: str, weight: str = "weight") -> State:
@@ -15,25 +14,18 @@ def weighted_mean(uplinks: Iterable[Payload], *names: str, weight: str = "weight
     rows is summed as its change against the base, which is the same and costs only those rows.
     """
     sums: dict[str, Tensor] = {}
-    bases: dict[str, Tensor] = {}
+    origins: dict[str, Tensor | float] = {}
     total = 0.0
     for up in uplinks:
         weights = up[weight].double()
         total += float(weights.sum())
         for name in names:
             field = up.fields[name]
-            assert not isinstance(field, Shared | Sparse), f"'{name}' has no dense value per client to average"
-            if isinstance(field, Rows) and not field.own_base:
-                bases[name] = field.base
-                sums.setdefault(name, torch.zeros(field.base.shape, dtype=torch.float64))
-                change = field.change().double() * weights.view(-1, *[1] * (field.value.dim() - 1))
-                sums[name].index_add_(0, field.rows.flatten(), change.flatten(0, 1))
-            else:
-                part = torch.tensordot(weights, field.dense().double(), dims=1)
-                sums[name] = sums[name] + part if name in sums else part
+            origins[name] = field.origin
+            sums[name] = field.add_weighted(weights, sums.get(name))
     if not total:
         return {}
-    return {n: (bases.get(n, 0) + s / total).float() for n, s in sums.items()}
+    return {n: (origins[n] + s / total).float() for n, s in sums.items()}
 
 
 def plain_sum(uplinks: Iterable[Payload], *names: str) -> State:

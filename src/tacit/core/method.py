@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tacit import rng
 from tacit.core.leaves import Leaves, named
-from tacit.core.payload import Each, Few, Field, Payload, Rows, Shared, State, rows_at, rows_of
+from tacit.core.payload import Field, Payload, Rows, Shared, State
 from tacit.data.cohort import Cohort, Federation
 
 OWN = "its aggregation is its own and does not say that a sum is enough"
@@ -135,9 +135,4 @@ def starting(federation: Federation, leaf: str, deviation: float, *shape: int) -
 
 def spread(field: Field, data: Cohort, table: bool) -> Tensor:
     """What every client has of a field it received: the rows it touches of a table (C, L, d), else all (C, …)."""
-    if isinstance(field, Few) and table and not data.every_row:
-        return rows_at(field.stack, field.group, data.rows)
-    value, own = field.dense(), isinstance(field, Each | Few)
-    if table and not data.every_row:
-        return rows_of(value, data.rows, own)
-    return value if own else value.expand(len(data.ids), *value.shape)
+    return field.spread(len(data.ids), data.rows if table and not data.every_row else None)

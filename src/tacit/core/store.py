@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tacit.core.method import Method
-from tacit.core.payload import Each, Rows, State, rows_at
+from tacit.core.payload import Field, State, rows_at
 from tacit.data.cohort import Cohort, Federation
 
 BLOCK = 256  # clients initialised at a time
@@ -47,10 +47,8 @@ class ClientStore:
             one = method.downlink(method.init_server(federation), torch.arange(1))
             for name in own:
                 field = one.fields[name]
-                value = field.dense()[0] if isinstance(field, Each) else field.dense()
-                self.leaves[f"own_{name}"] = self._allocate(
-                    f"own_{name}", (len(self.clients), *value.shape), value.dtype
-                )
+                shape = (len(self.clients), *field.one_shape)
+                self.leaves[f"own_{name}"] = self._allocate(f"own_{name}", shape, field.wire_dtype)
             self.leaves["trained"] = self._allocate("trained", (len(self.clients),), torch.float32)
 
     def _allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -81,13 +79,13 @@ class ClientStore:
                 out[name] = leaf.index_select(0, ids)
         return out
 
-    def write(self, data: Cohort, kept: Mapping[str, Tensor | Rows]) -> None:
+    def write(self, data: Cohort, kept: Mapping[str, Tensor | Field]) -> None:
         """Put back what a cohort keeps; padding is not written."""
         ids = data.ids - self.clients.start
         client = ids[:, None].expand_as(data.rows)
         for name, value in kept.items():
             leaf = self.leaves[name]
-            if isinstance(value, Rows):  # a whole table
+            if isinstance(value, Field):  # a whole table
                 value.write_to(leaf, ids)
             elif self._is(name, "per_user"):
                 there = data.users >= 0

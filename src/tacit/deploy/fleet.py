@@ -251,7 +251,7 @@ class FlowerFleet:
         if not len(ids):
             return
         self._meet()
-        like = template(self.method, server, int(ids[0]), round, self.federation.n_items, self.job.noise())
+        like = template(self.method, server, int(ids[0]), round, self.federation.n_items, self.job.mechanism())
         parts: dict[int, Part] = {}
         for place, member in enumerate(self.members):
             own = ids[(ids >= member.clients.start) & (ids < member.clients.stop)]

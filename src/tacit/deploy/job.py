@@ -12,7 +12,7 @@ from tacit.core.method import Method
 from tacit.data.imported import read_items
 from tacit.errors import UserError
 from tacit.methods import find
-from tacit.privacy.mechanisms import Mechanism
+from tacit.privacy.mechanisms import Mechanism, named
 
 Catalogue: TypeAlias = tuple[tuple[str, ...], tuple[str, ...] | None]
 
@@ -28,7 +28,7 @@ class Job:
     items: tuple[str, ...]
     titles: tuple[str, ...] | None = None
     together: bool = False  # a client is a whole node rather than each of its users
-    ldp: dict[str, Any] | None = None  # noise on every upload, as `Mechanism` has it
+    ldp: dict[str, Any] | None = None  # noise on every upload, as `Mechanism.stated` gives it
     secure: bool = False  # the server sees only the sum of all nodes' uploads
     run: str = ""  # tells runs of equal settings apart
     id: str = field(init=False, default="")
@@ -57,19 +57,29 @@ class Job:
 
     def build(self, allow: tuple[str, ...] = ()) -> Method:
         """The method. A node builds those of this package alone and what its owner allows by name."""
-        if ":" in self.method and self.method not in allow:
-            raise UserError(
-                f"the server asks for '{self.method}', which is not one of tacit's methods; "
-                f"allow it with --allow {self.method}"
-            )
+        _check_allowed(self.method, "methods", allow)
         method = build(find(self.method), self.settings)
         if method.pooled:
             raise UserError(f"{self.method} needs all data in one place; it cannot run on nodes")
         return method
 
-    def noise(self) -> Mechanism | None:
-        """What a node does to its uploads. The server knows the seed, so the noise is never drawn from it."""
-        return None if self.ldp is None else Mechanism(**self.ldp | {"source": "system"})
+    def mechanism(self, allow: tuple[str, ...] | None = None) -> Mechanism | None:
+        """What a node does to its uploads. The server knows the seed, so the noise is never drawn from it.
+
+        A node makes those of this package alone and what its owner allows by name; None: the server's own job.
+        """
+        if self.ldp is None:
+            return None
+        if allow is not None:
+            _check_allowed(str(self.ldp["kind"]), "mechanisms", allow)
+        return named(**self.ldp | {"source": "system"})
+
+
+def _check_allowed(name: str, kinds: str, allow: tuple[str, ...]) -> None:
+    if ":" in name and name not in allow:
+        raise UserError(
+            f"the server asks for '{name}', which is not one of tacit's {kinds}; allow it with --allow {name}"
+        )
 
 
 def catalogue(path: Path) -> Catalogue:

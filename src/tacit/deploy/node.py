@@ -17,7 +17,7 @@ import torch
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.local import local_round
 from tacit.core.method import Method
-from tacit.core.payload import Each, Few, Field, Payload, Shared, Sparse, decode, stacked
+from tacit.core.payload import BadPayload, Payload, decode, stacked
 from tacit.core.store import ClientStore
 from tacit.core.trained import Trained
 from tacit.data.interactions import Interactions
@@ -50,6 +50,7 @@ class Work:
         self.vault = vault
         self.threads = threads
         self.method: Method = job.build(allow)
+        self.mechanism = job.mechanism(allow)
         found = known(data, job)
         self.data, self.dropped = found.data, found.dropped
         written = vault.json(f"{job.id}/roster.json")
@@ -84,7 +85,7 @@ class Work:
     def _fresh(self) -> None:
         own = ClientStore(self.method, self.shard.federation, clients=self.shard.clients, users=self.shard.users)
         self.fleet = SimulatedFleet(
-            self.method, self.shard.federation, threads=self.threads, store=own, protection=self.job.noise()
+            self.method, self.shard.federation, threads=self.threads, store=own, protection=self.mechanism
         )
         self.round = 0
 
@@ -290,7 +291,10 @@ def recommend(
     if work.place is None or not path.exists():
         raise UserError(f"{folder} has no model yet: its run has not finished a round")
     model = unpack(path.read_bytes())
-    down = decode(model.body)
+    try:
+        down = decode(model.body)
+    except BadPayload as error:
+        raise UserError(f"{path} cannot be read ({error}); the run's next evaluation replaces it") from error
     index = work.data.user_index(user)
     if user in work.users:
         work.stand_at(int(model.head["round"]))
@@ -312,7 +316,7 @@ def _newcomer(work: Work, down: Payload, user: str) -> torch.Tensor:
     number, client = work.shard.users.stop, work.shard.clients.stop
     own = shard(work.data, work.job, [user], number, client)
     ids = torch.tensor([client])
-    alone = Payload(ids, {name: _typical(field) for name, field in down.fields.items()})
+    alone = Payload(ids, {name: field.typical() for name, field in down.fields.items()})
     store = ClientStore(work.method, own.federation, clients=own.clients, users=own.users)
     for round in range(1, ALONE + 1):
         data = work.method.data(own.federation, ids, round)
@@ -322,19 +326,3 @@ def _newcomer(work: Work, down: Payload, user: str) -> torch.Tensor:
             break
     fleet = SimulatedFleet(work.method, own.federation, threads=1, store=store)
     return fleet.scores_of_on(lambda _: alone, number, "test").clone()
-
-
-def _typical(field: Field) -> Shared | Each | Few:
-    """What a client gets that the server does not know: what all get, or the mean of what this node's clients got.
-
-    Of what groups of clients get, that of the first of them on this node: the smallest.
-    """
-    if isinstance(field, Shared):
-        return field
-    if isinstance(field, Few):
-        return Few(field.values, field.group.min(0, keepdim=True).values, field.width)
-    if isinstance(field, Sparse):
-        raise UserError("this method sends every client cells of its own; a newcomer has to wait for the next run")
-    assert isinstance(field, Each)
-    value = field.value.double().mean(0, keepdim=True)
-    return Each(value.to(field.value.dtype), field.private)

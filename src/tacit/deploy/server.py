@@ -60,11 +60,11 @@ def prepare(asked: Asked, path: Path, published: Catalogue | None = None) -> tup
         raise UserError("noise that clients share in a secure sum is not there over nodes; --ldp is")
     settings = json.loads(json.dumps(dataclasses.asdict(method)))
     # how many clients there will be is not known yet: an ε is kept to by a client that takes part in every round
-    noise = mechanism_of(asked.config, method, made_up(len(items)))
+    mechanism = mechanism_of(asked.config, method, made_up(len(items)))
     written = {
         "config": asked.config.model_dump(),
         "settings": settings,
-        "ldp": dataclasses.asdict(noise) if noise else None,
+        "ldp": mechanism.stated() if mechanism else None,
         "scored_with": method.scored_with,
         "fingerprint": hashlib.sha256("\n".join(items).encode()).hexdigest(),
         "nodes": {"together": asked.together},
@@ -94,7 +94,6 @@ def prepare(asked: Asked, path: Path, published: Catalogue | None = None) -> tup
             },
         )
     config = asked.config
-    ldp = dataclasses.asdict(noise) if noise else None
     job = Job(
         config.method,
         settings,
@@ -103,7 +102,7 @@ def prepare(asked: Asked, path: Path, published: Catalogue | None = None) -> tup
         items,
         titles,
         together=asked.together,
-        ldp=ldp,
+        ldp=written["ldp"],
         secure=config.secure,
         run=started,
     )
@@ -162,12 +161,14 @@ def run(asked: Asked, folder: RunFolder, job: Job, link: Link, watch: Watch | No
     def validate(server: State) -> Metrics:
         return fleet.evaluate(server, "valid", progress.round + 1).main
 
-    noise = job.noise()
+    mechanism = job.mechanism()
     tries = asked.tries
     while True:
         before = progress.round
         try:
-            progress = federate(method, fleet, validate, plan, record, progress, noise.epsilon if noise else None)
+            progress = federate(
+                method, fleet, validate, plan, record, progress, mechanism.epsilon if mechanism else None
+            )
             break
         except Grown as error:
             log.info("%s from round %d on", error, progress.round + 1)
@@ -235,7 +236,7 @@ def _finish(
         duplicates=sum(m.duplicates for m in fleet.members),
         settings=job.settings,
         folder=str(folder.path),
-        ldp=job.ldp | {"epsilon_round": noise.epsilon(1)} if (noise := job.noise()) and job.ldp else None,
+        ldp=job.ldp | {"epsilon_round": used.epsilon(1)} if (used := job.mechanism()) and job.ldp else None,
         dp=None,
         bytes_server=sum(leaf.nbytes for leaf in best.values()),
         **spent(),

@@ -15,15 +15,25 @@ from typing import Any, Literal, TypeAlias
 
 from tacit.errors import UserError
 
-Noise: TypeAlias = Literal["laplace", "gaussian"]
 Sampling: TypeAlias = Literal["all", "poisson", "fixed"]
 
 POINTS = 1_000, 200_000  # of a privacy loss distribution's grid: for a round, and for all at most; more are not tighter
 
 
 @cache
-def local_epsilon(kind: Noise, ratio: float, rounds: int, delta: float) -> float:
-    """ε of a client that took part in so many rounds; `ratio` is the noise's scale over the sensitivity, 2C.
+def gaussian_cost(ratio: float, rounds: int, delta: float) -> float:
+    """ε of a client that took part in so many rounds; `ratio` is the noise's scale over the sensitivity, 2C."""
+    if rounds == 0:
+        return 0.0
+    if ratio <= 0:
+        return math.inf
+    # n releases with noise σ are one with σ / √n
+    return float(_library().get_epsilon_gaussian(ratio / math.sqrt(rounds), delta))
+
+
+@cache
+def laplace_cost(ratio: float, rounds: int, delta: float) -> float:
+    """The same of Laplace noise.
 
     Laplace noise in many dimensions costs at most what it costs in one: moving the mean by a and then by b is never
     easier to see than moving one coordinate by a + b, for which the two steps' trade-off curves compose exactly.
@@ -33,8 +43,6 @@ def local_epsilon(kind: Noise, ratio: float, rounds: int, delta: float) -> float
     if ratio <= 0:
         return math.inf
     dp = _library()
-    if kind == "gaussian":  # n releases with noise σ are one with σ / √n
-        return float(dp.get_epsilon_gaussian(ratio / math.sqrt(rounds), delta))
     pure = rounds / ratio
     grid = pure / min(POINTS[0] * rounds, POINTS[1])  # its estimate is from above, however coarse
     accountant = dp.pld.PLDAccountant(value_discretization_interval=grid)
@@ -64,7 +72,7 @@ def central_epsilon(
         return math.inf
     dp = _library()
     if sampling == "all":
-        return float(dp.get_epsilon_gaussian(ratio / math.sqrt(rounds), delta))
+        return gaussian_cost(ratio, rounds, delta)
     if sampling == "poisson":
         accountant = dp.pld.PLDAccountant()
         event = dp.PoissonSampledDpEvent(chosen / clients, dp.GaussianDpEvent(ratio))
@@ -86,11 +94,6 @@ def smallest(epsilon_of: Callable[[float], float], target: float) -> float:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if epsilon_of(middle) <= target else (middle, high)
     return high
-
-
-def local_ratio(kind: Noise, target: float, rounds: int, delta: float) -> float:
-    """The smallest noise, over the sensitivity, that keeps a client with so many rounds at ε ≤ target."""
-    return smallest(lambda ratio: local_epsilon(kind, ratio, max(rounds, 1), delta), target)
 
 
 def _library() -> Any:

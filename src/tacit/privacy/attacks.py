@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 from torch import Tensor
 
-from tacit.core.payload import Each, Payload, Shared, Sparse, State
+from tacit.core.payload import Payload, State
 
 Scores = NDArray[np.float64]
 Marks = NDArray[np.bool_]
@@ -24,37 +24,15 @@ STEPS = 30  # of the power iteration: the first direction of a change stands out
 
 
 def item_tables(up: Payload, items: int) -> State:
-    """The fields of an upload that have a row per item, (C, M, K), as the server receives them.
-
-    A sparse field names cells: their absolute values are summed for each item, which tells more than any model could.
-    """
-    out: State = {}
-    clients = len(up.ids)
-    for name, field in up.fields.items():
-        if isinstance(field, Sparse):
-            if items not in field.shape:
-                continue
-            axis = max(a for a, length in enumerate(field.shape) if length == items)
-            item = field.index // math.prod(field.shape[axis + 1 :]) % items
-            flat = torch.zeros(clients * items, dtype=field.value.dtype)
-            flat.index_add_(0, field.client * items + item, field.value.abs())
-            out[name] = flat.view(clients, items, 1)
-        elif not isinstance(field, Shared):
-            value = field.dense()
-            if value.dim() > 1 and value.shape[1] == items and value.is_floating_point():
-                out[name] = value.reshape(clients, items, -1)
-    return out
+    """The fields of an upload that have a row per item, (C, M, K), as the server receives them."""
+    found = {n: f.item_rows(items, len(up.ids)) for n, f in up.fields.items() if f.own}
+    return {n: table for n, table in found.items() if table is not None}
 
 
 def sent_tables(down: Payload, items: int) -> State:
     """What the server had sent under any name with a row per item: (1, M, K) or (C, M, K)."""
-    shared = {n: f.value[None] for n, f in down.fields.items() if isinstance(f, Shared)}
-    each = {n: f.value for n, f in down.fields.items() if isinstance(f, Each)}
-    return {
-        n: x.reshape(len(x), items, -1)
-        for n, x in (shared | each).items()
-        if x.dim() > 1 and x.shape[1] == items and x.is_floating_point()
-    }
+    found = {n: f.item_rows(items, len(down.ids)) for n, f in down.fields.items()}
+    return {n: table for n, table in found.items() if table is not None}
 
 
 @dataclass(frozen=True)

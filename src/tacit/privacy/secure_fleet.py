@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Method
-from tacit.core.payload import Cut, Each, Few, Field, Payload, Product, Rows, Shared, Sparse, State
+from tacit.core.payload import Each, Field, Payload, State
 from tacit.errors import UserError
 from tacit.privacy.fixed_point import FixedPoint, Reals, Words
 from tacit.privacy.secure_sum import Stage, simulate
@@ -76,13 +76,18 @@ class Layout:
         self.method = method
         self.weighted = "weight" in like
         self.fields = {n: f for n, f in like.fields.items() if n != "weight"}
-        self.shapes = {n: _shape(method, n, f) for n, f in self.fields.items()}
+        for name, field in self.fields.items():
+            if not field.own:
+                raise UserError(
+                    f"'{name}' of {method.name}'s upload is the same for all clients: there is nothing to sum"
+                )
+        self.shapes = {n: f.one_shape for n, f in self.fields.items()}  # under a mask no columns are left out
         sent = down.fields if self.weighted else {}
         # a change is smaller than a table
         self.bases = {
-            n: f.value.double().numpy().ravel()
+            n: f.dense().double().numpy().ravel()
             for n, f in sent.items()
-            if n in self.fields and isinstance(f, Shared) and f.value.shape == self.shapes[n]
+            if n in self.fields and f.alike and f.one_shape == self.shapes[n]
         }
         self.length = sum(math.prod(s) for s in self.shapes.values()) + self.weighted
         if self.length > MOST:
@@ -93,7 +98,7 @@ class Layout:
 
     def vector(self, up: Payload) -> Reals:
         """One client's fields side by side, weighted."""
-        parts = [_dense(up.fields[n]).numpy().ravel() - self.bases.get(n, 0.0) for n in self.fields]
+        parts = [up.fields[n].of_one().numpy().ravel() - self.bases.get(n, 0.0) for n in self.fields]
         if not self.weighted:
             return np.concatenate(parts)
         weight = float(up["weight"])
@@ -118,39 +123,7 @@ class Layout:
             size = math.prod(shape)
             value = total[place : place + size] / (weight or 1.0) + self.bases.get(name, 0.0)
             place += size
-            out[name] = _field(self.fields[name], torch.from_numpy(value), shape)
+            out[name] = self.fields[name].of_sum(torch.from_numpy(value))
         if self.weighted:
             out["weight"] = Each(torch.tensor([weight], dtype=torch.float64), private=False)
         return Payload(EVERYBODY, out)
-
-
-def _shape(method: Method, name: str, field: Field) -> tuple[int, ...]:
-    """Of one client's value; under a mask there are no columns left out."""
-    if isinstance(field, Cut):
-        field = field.of
-    if isinstance(field, Sparse):
-        return field.shape
-    if isinstance(field, Rows):
-        return tuple(field.base.shape[field.own_base :])
-    if isinstance(field, Product):
-        return (field.left.shape[1],) * 2
-    if isinstance(field, Each):
-        return tuple(field.value.shape[1:])
-    raise UserError(f"'{name}' of {method.name}'s upload is the same for all clients: there is nothing to sum")
-
-
-def _dense(field: Field) -> Tensor:
-    """The only client's value, in double precision."""
-    if isinstance(field, Sparse):
-        out = torch.zeros(field.shape, dtype=torch.float64)
-        field.add_to(out)
-        return out
-    return field.dense()[0].double()
-
-
-def _field(like: Field, value: Tensor, shape: tuple[int, ...]) -> Field:
-    """A field of everybody, of the kind that the clients sent."""
-    if isinstance(like, Sparse):
-        return Sparse(torch.zeros(len(value)).long(), torch.arange(len(value)), value, shape, like.private)
-    assert not isinstance(like, Shared | Few)
-    return Each(value.view(1, *shape), like.private)

@@ -1,17 +1,18 @@
 """Gaussian noise that the clients of a secure sum add together, each a share of it: central privacy without trust."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from tacit.core.payload import Payload
 from tacit.privacy.accountant import smallest
 from tacit.privacy.gaussian import gaussian_epsilon
-from tacit.privacy.mechanisms import Mechanism
+from tacit.privacy.mechanisms import Gaussian
 
 
 @dataclass(frozen=True)
-class SharedNoise:
+class SharedGaussian:
     """Noise of standard deviation ratio · clip on a sum of uploads that are clipped to an L2 norm of `clip`.
 
     `contributors` must be no more than the honest clients that will be in the sum (`Invitation.honest`): the noise of
@@ -25,11 +26,13 @@ class SharedNoise:
     source: Literal["seed", "system"] = "seed"  # as a Mechanism's
 
     @property
-    def share(self) -> Mechanism:
+    def share(self) -> Gaussian:
         """What each client does to its upload: variance (ratio · clip)² / contributors."""
-        return Mechanism(
-            "gaussian", self.ratio * self.clip / math.sqrt(self.contributors), self.clip, self.delta, self.source
-        )
+        return Gaussian(self.ratio * self.clip / math.sqrt(self.contributors), self.clip, self.delta, self.source)
+
+    def stated(self) -> dict[str, Any]:
+        """As it is written down."""
+        return dataclasses.asdict(self)
 
     def __call__(self, up: Payload, down: Payload, seed: int, round: int) -> Payload:
         """The upload as it goes into the sum."""
@@ -44,7 +47,7 @@ class SharedNoise:
         return gaussian_epsilon(self.ratio / math.sqrt(rounds), self.delta) if rounds else 0.0
 
 
-def for_budget(clip: float, epsilon: float, rounds: int, contributors: int, delta: float = 1e-5) -> SharedNoise:
+def for_budget(clip: float, epsilon: float, rounds: int, contributors: int, delta: float = 1e-5) -> SharedGaussian:
     """The least noise under which a client in so many sums spends at most ε."""
     ratio = smallest(lambda r: gaussian_epsilon(r / math.sqrt(max(rounds, 1)), delta), epsilon)
-    return SharedNoise(clip, ratio, contributors, delta)
+    return SharedGaussian(clip, ratio, contributors, delta)

@@ -25,7 +25,7 @@ from tacit.errors import UserError, unknown
 from tacit.privacy.attacks import ATTACKS, Clues, Marks, Success, clues, item_tables, sent_tables, success
 from tacit.privacy.secure_fleet import SecureFleet, check_sum
 from tacit.privacy.secure_sum import honest
-from tacit.privacy.shared_noise import SharedNoise
+from tacit.privacy.shared_noise import SharedGaussian
 from tacit.runs.run import Run, mechanism_of, reopen
 
 STARTS = ("last", "best", "start")
@@ -88,7 +88,7 @@ def _under(run: Run, options: dict[str, Any], ids: Tensor, rounds: int, k: int, 
         if asked.secure:
             check_sum(run.method)
         mechanism = mechanism_of(asked, run.method, federation) if options else run.mechanism
-        if isinstance(mechanism, SharedNoise):
+        if isinstance(mechanism, SharedGaussian):
             mechanism = replace(mechanism, contributors=honest(len(ids)))
         fleet = (SecureFleet if asked.secure else SimulatedFleet)(
             run.method, federation, asked.chunk, asked.threads or None, store=run.fleet.store, protection=mechanism
@@ -198,10 +198,10 @@ def real_items(federation: Federation, ids: Tensor) -> tuple[Marks, Marks]:
 def described(asked: RunConfig) -> str:
     """A protection in a few words."""
     parts = ["secure sum"] if asked.secure else []
-    for noise in (asked.ldp, asked.dp):
-        if noise is not None:
-            told = {n: v for n, v in noise.model_dump(exclude={"kind", "delta"}).items() if v is not None}
-            parts.append(" ".join([getattr(noise, "kind", "shared"), *(f"{n} {v:g}" for n, v in told.items())]))
+    for chosen in (asked.ldp, asked.dp):
+        if chosen is not None:
+            told = {n: v for n, v in chosen.model_dump(exclude={"kind", "delta"}).items() if v is not None}
+            parts.append(" ".join([getattr(chosen, "kind", "shared"), *(f"{n} {v:g}" for n, v in told.items())]))
     return ", ".join(parts) or "none"
 
 

@@ -33,10 +33,10 @@ from tacit.errors import UserError
 from tacit.evaluation.metrics import Metrics, all_of
 from tacit.evaluation.protocol import Evaluator, by_activity, gap
 from tacit.methods import find
-from tacit.privacy.mechanisms import Mechanism, for_target
+from tacit.privacy.mechanisms import MECHANISMS, Mechanism, named
 from tacit.privacy.secure_fleet import SecureFleet, check_sum
 from tacit.privacy.secure_sum import honest
-from tacit.privacy.shared_noise import SharedNoise, for_budget
+from tacit.privacy.shared_noise import SharedGaussian, for_budget
 from tacit.runs.folder import RunFolder
 from tacit.runs.life import Life
 
@@ -100,7 +100,7 @@ class Run:
     fleet: SimulatedFleet
     plan: Plan
     folder: RunFolder
-    mechanism: Mechanism | SharedNoise | None = None
+    mechanism: Mechanism | SharedGaussian | None = None
 
     def go_on(self, watch: Watch | None = None) -> Summary:
         """Train from where the folder stands, then read the test set once, at the best round."""
@@ -126,8 +126,7 @@ class Run:
         def validate(server: State) -> Metrics:
             return evaluator(self.fleet.scores(server, "valid"), "valid").main
 
-        noise = self.mechanism
-        budget = noise.epsilon if noise else None
+        budget = self.mechanism.epsilon if self.mechanism else None
         progress = federate(self.method, self.fleet, validate, self.plan, record, progress, budget)
         progress.server = {}  # some have a table for every client, and the best round's comes from its file
         best = self.load_best()
@@ -158,9 +157,9 @@ class Run:
             duplicates=self.split.data.duplicates,
             settings=dataclasses.asdict(self.method),
             folder=str(self.folder.path),
-            ldp=_stated(noise, Mechanism, cost=True),
+            ldp=_stated(self.mechanism, Mechanism, cost=True),
             group_bytes=self.bytes_by_group(best),
-            dp=_stated(noise, SharedNoise, cost=True),
+            dp=_stated(self.mechanism, SharedGaussian, cost=True),
             bytes_kept=self.bytes_kept(),
             bytes_server=sum(leaf.nbytes for leaf in best.values()),
             **now_spent(),
@@ -263,7 +262,7 @@ def start(configuration: RunConfig, out: Path | None = None, progress: DownloadP
             "config": configuration.model_dump(),
             "settings": dataclasses.asdict(method),
             "ldp": _stated(mechanism, Mechanism),
-            "dp": _stated(mechanism, SharedNoise),
+            "dp": _stated(mechanism, SharedGaussian),
             "scored_with": method.scored_with,
             "fingerprint": federation.split.data.fingerprint(),
             "data": {
@@ -285,8 +284,8 @@ def start(configuration: RunConfig, out: Path | None = None, progress: DownloadP
     return _assemble(configuration, method, federation, folder, mechanism)
 
 
-def mechanism_of(configuration: RunConfig, method: Method, federation: Federation) -> Mechanism | SharedNoise | None:
-    """The noise a run was asked for, tried on a client of one user: what it cannot cover is refused before a start."""
+def mechanism_of(configuration: RunConfig, method: Method, federation: Federation) -> Mechanism | SharedGaussian | None:
+    """What a run was asked for, tried on a client of one user: what it cannot cover is refused before a start."""
     asked, shared = configuration.ldp, configuration.dp
     if asked is None and shared is None:
         return None
@@ -294,17 +293,17 @@ def mechanism_of(configuration: RunConfig, method: Method, federation: Federatio
         raise UserError(f"{configuration.method} is centralised: nobody uploads anything that --ldp could cover")
     plan = _plan(configuration, method)
     most = int(participation(method, plan, federation.n_clients, range(1, plan.rounds + 1)).max())
-    mechanism: Mechanism | SharedNoise
+    mechanism: Mechanism | SharedGaussian
     if shared is not None:
         summed = honest(len(sample(federation.n_clients, plan.fraction, plan.seed, 1)))
         if shared.epsilon is None:
-            mechanism = SharedNoise(shared.clip, shared.noise or 0.0, summed, shared.delta)
+            mechanism = SharedGaussian(shared.clip, shared.noise or 0.0, summed, shared.delta)
         else:
             mechanism = for_budget(shared.clip, shared.epsilon, most, summed, shared.delta)
     elif asked is not None and asked.epsilon is not None:
-        mechanism = for_target(asked.kind, asked.clip or 0.0, asked.epsilon, most, asked.delta)
+        mechanism = MECHANISMS.find(asked.kind).for_target(asked.clip or 0.0, asked.epsilon, most, asked.delta)
     elif asked is not None:
-        mechanism = Mechanism(asked.kind, asked.scale or 0.0, asked.clip or 0.0, asked.delta)
+        mechanism = named(asked.kind, asked.scale or 0.0, clip=asked.clip or 0.0, delta=asked.delta)
     alone = Federation(federation.split, Ragged(np.array([0, 1]), np.array([0])))
     trial = SimulatedFleet(method, alone, threads=1, protection=mechanism)
     for _ in trial.train(method.init_server(alone), torch.arange(1), 1, Traffic()):
@@ -327,19 +326,19 @@ def reopen(path: Path, progress: DownloadProgress | None = None) -> Run:
         lived = life.apply(federation.split)
         groups = configuration.clients or lived.n_users
         federation = Federation.of_users(lived) if groups == lived.n_users else Federation.of_groups(lived, groups)
-    noise: Mechanism | SharedNoise | None = None
+    mechanism: Mechanism | SharedGaussian | None = None
     if written.get("ldp"):
-        noise = Mechanism(**written["ldp"])
+        mechanism = named(**written["ldp"])
     elif written.get("dp"):
-        noise = SharedNoise(**written["dp"])
-    return _assemble(configuration, method, federation, folder, noise)
+        mechanism = SharedGaussian(**written["dp"])
+    return _assemble(configuration, method, federation, folder, mechanism)
 
 
-def _stated(noise: Mechanism | SharedNoise | None, kind: type, cost: bool = False) -> dict[str, Any] | None:
-    """Noise of that kind as it is written down."""
-    if noise is None or not isinstance(noise, kind):
+def _stated(mechanism: Mechanism | SharedGaussian | None, kind: type, cost: bool = False) -> dict[str, Any] | None:
+    """A mechanism of that kind as it is written down."""
+    if mechanism is None or not isinstance(mechanism, kind):
         return None
-    return dataclasses.asdict(noise) | ({"epsilon_round": noise.epsilon(1)} if cost else {})
+    return mechanism.stated() | ({"epsilon_round": mechanism.epsilon(1)} if cost else {})
 
 
 def run(method: str = "tally", *, out: str | Path | None = None, watch: Watch | None = None, **options: Any) -> Summary:
@@ -411,7 +410,7 @@ def _assemble(
     method: Method,
     federation: Federation,
     folder: RunFolder,
-    mechanism: Mechanism | SharedNoise | None,
+    mechanism: Mechanism | SharedGaussian | None,
 ) -> Run:
     fleet = (SecureFleet if configuration.secure else SimulatedFleet)(
         method,
