@@ -106,7 +106,7 @@ class GPFedRec(FedNCF):
 
     def whole(self, name: str, p: State, down: Payload, data: Cohort) -> Field:
         """The table: touched rows as training left them, the others target + γ^steps · (received − target)."""
-        if self.every_row or isinstance(down.fields["target"], Shared):
+        if self.every_row or down.fields["target"].alike:
             return super().whole(name, p, down, data)
         size = self.batch or max(int(data.samples.max()), 1)
         steps = self.epochs * -(-data.samples // size)  # (C,)
@@ -120,11 +120,7 @@ class GPFedRec(FedNCF):
         seen, came = server["seen"], torch.zeros_like(server["seen"])
         targets = torch.zeros(len(seen), *server["items"].shape)
         for up in uplinks:
-            field = up.fields["items"]
-            if isinstance(field, Rows):
-                field.write_to(targets, up.ids)
-            else:
-                targets[up.ids] = field.dense()
+            up.fields["items"].write_to(targets, up.ids)
             came[up.ids] = True
         if not came.any():
             return server

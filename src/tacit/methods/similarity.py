@@ -58,15 +58,11 @@ def leading_factor(similarity: Tensor, rank: int) -> Tensor:
 
 def add(total: Tensor | None, field: Field, factors: bool) -> Tensor:
     """The sum of the clients' matrices so far; `factors`: the field holds Q with Q Qᵀ the matrix."""
-    value = field.left if isinstance(field, Product) else field.dense()
     if total is None:
-        total = torch.zeros(value.shape[1], value.shape[1], dtype=torch.float64)
-    if isinstance(field, Product):
-        field.add_to(total)
-    elif factors:
-        Product(value, value).add_to(total)
-    else:
-        total += value.double().sum(0)
+        total = torch.zeros(field.one_shape[0], field.one_shape[0], dtype=torch.float64)
+    if factors:
+        field = Product(field.dense(), field.dense())
+    field.add_to(total)
     return total
 
 

@@ -157,9 +157,8 @@ class Tally(ClosedForm):
         server = dict(server)
         for up in uplinks:
             for name, part in up.fields.items():
-                assert isinstance(part, Sparse)
                 if name not in server:
-                    server[name] = torch.zeros(part.shape)
+                    server[name] = torch.zeros(part.one_shape)
                 part.add_to(server[name])
         tried = int(server["tried"])
         if not tried and self.clip and self.dp_noise:
@@ -177,11 +176,9 @@ class Tally(ClosedForm):
         """The items histories will consist of, ascending; there is no solution yet."""
         total = torch.zeros(0)
         for up in uplinks:
-            part = up.fields["count"]
-            assert isinstance(part, Sparse)
             if not len(total):
-                total = torch.zeros(part.shape)
-            part.add_to(total)
+                total = torch.zeros(up.fields["count"].one_shape)
+            up.fields["count"].add_to(total)
         chosen = total.ravel().argsort(descending=True, stable=True)[: self.inputs].sort().values
         return {"inputs": chosen.int(), "B": torch.zeros(0), "E": torch.zeros(0), "blend": torch.zeros(1)}
 
