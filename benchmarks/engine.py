@@ -14,8 +14,9 @@ from torch import Tensor
 from benchmarks.measure import Round, in_turns
 from benchmarks.memory import in_fresh_process
 from benchmarks.plain import devices, plain_round
-from tacit.core.fleet import SimulatedFleet, Traffic, single_threaded_torch
+from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Method, Moment
+from tacit.core.workers import single_threaded_torch
 from tacit.data.cohort import Federation
 
 Figures = dict[str, Any]

@@ -42,7 +42,7 @@ class Round:
         self.ids = sample(federation.n_clients, method.fraction, federation.seed, round=1)
         self.interactions = int(federation.sizes[self.ids.numpy()].sum())
         self.server = method.init_server(federation)
-        self.fleet = SimulatedFleet(method, federation, threads=threads)
+        self.fleet = SimulatedFleet(method, federation, threads=threads, sums=True)
         self.cpu_clients: list[float] = []  # of each round: what its clients took, the server's work left out
         for earlier in range(1, number):
             self.server = self._run(earlier)
