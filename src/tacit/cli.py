@@ -684,7 +684,8 @@ def rounds_bar() -> Iterator[Any]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Bar(*shape, console=err, transient=True, disable=not err.is_terminal) as bar:
+    # no thread of its own: a process that has one cannot fork workers
+    with Bar(*shape, console=err, transient=True, disable=not err.is_terminal, auto_refresh=False) as bar:
 
         def watching(name: str) -> Watch:
             task = bar.add_task(name, total=1, note="")
@@ -692,7 +693,7 @@ def rounds_bar() -> Iterator[Any]:
             def watch(progress: Progress, plan: Plan) -> None:
                 valid = next((r.valid for r in reversed(progress.history) if r.valid), None)
                 note = f"valid {plan.select} {valid[plan.select]:.4f}" if valid else ""
-                bar.update(task, completed=progress.round, total=plan.rounds, note=note)
+                bar.update(task, completed=progress.round, total=plan.rounds, note=note, refresh=True)
 
             return watch
 

@@ -18,15 +18,18 @@ def weighted_mean(
     """
     sums: dict[str, Tensor] = {}
     bases: dict[str, Tensor] = {}
+    over: dict[str, float] = {}  # the weight of those that came as changes against the base
     total = 0.0
     for up in uplinks:
         weights = up[weight].double()
-        total += float(weights.sum())
+        weight_here = float(weights.sum())
+        total += weight_here
         for name in names:
             field = up.fields[name]
             assert not isinstance(field, Shared | Sparse), f"'{name}' has no dense value per client to average"
             if isinstance(field, Rows) and not field.own_base:
                 bases[name] = field.base
+                over[name] = over.get(name, 0.0) + weight_here
                 sums.setdefault(name, torch.zeros(field.base.shape, dtype=torch.float64))
                 change = field.change().double() * weights.view(-1, *[1] * (field.value.dim() - 1))
                 sums[name].index_add_(0, field.rows.flatten(), change.flatten(0, 1))
@@ -35,7 +38,7 @@ def weighted_mean(
                 sums[name] = sums[name] + part if name in sums else part
     if not total:
         return {}
-    return {n: (bases.get(n, 0) + s / total).to(dtype) for n, s in sums.items()}
+    return {n: (over.get(n, 0.0) / total * bases.get(n, 0) + s / total).to(dtype) for n, s in sums.items()}
 
 
 def plain_sum(uplinks: Iterable[Payload], *names: str) -> State:
