@@ -16,6 +16,7 @@ from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Method, Moment
 from tacit.core.payload import Payload, State
 from tacit.core.rounds import sample
+from tacit.core.workers import cpu_seconds
 from tacit.data.cohort import Federation
 from tacit.data.sources import load
 from tacit.data.splits import split
@@ -86,10 +87,10 @@ def in_turns(works: Mapping[str, Callable[[], object]], repeats: int) -> dict[st
     times = {name: Times() for name in works}
     for number in range(repeats + 1):
         for name, work in works.items():
-            cpu, wall = time.process_time(), time.perf_counter()
+            cpu, wall = cpu_seconds(), time.perf_counter()
             work()
             if number:
-                times[name].cpu.append(time.process_time() - cpu)
+                times[name].cpu.append(cpu_seconds() - cpu)
                 times[name].wall.append(time.perf_counter() - wall)
     return times
 
