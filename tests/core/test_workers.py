@@ -14,6 +14,7 @@ import torch
 import tacit
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Method, Moment
+from tacit.core.store import ClientStore
 from tacit.core.workers import (
     Crew,
     can_fork,
@@ -272,6 +273,17 @@ def test_two_rounds_at_once_do_not_mix(monkeypatch):
     one, two = (fleet.train(server, torch.arange(20), round, Traffic()) for round in (1, 1))
     for up, other in zip(one, two, strict=True):
         assert up.ids.tolist() == other.ids.tolist()
+
+
+def test_another_store_has_other_workers(monkeypatch):
+    monkeypatch.setattr("tacit.core.fleet.can_fork", lambda: True)
+    federation = few_clients(20)
+    fleet, server = SimulatedFleet(METHOD, federation, chunk=3, threads=2), METHOD.init_server(federation)
+    list(fleet.train(server, torch.arange(20), 1, Traffic()))
+    first, fleet.store = fleet.store, ClientStore(METHOD, federation)
+    list(fleet.train(server, torch.arange(20), 1, Traffic()))
+    assert torch.equal(fleet.store.leaves["user"], first.leaves["user"])
+    assert len(children(os.getpid())) == 2
 
 
 def started(folder: Path, *options: str) -> subprocess.Popen:

@@ -1,5 +1,6 @@
 """Who runs the clients: here all of them on this machine, a worker per core over cache-sized chunks."""
 
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -83,15 +84,17 @@ class SimulatedFleet:
         self.threads = threads or os.cpu_count() or 1
         self.store = ClientStore(method, federation, folder) if store is None else store
         self._crew: Crew[Task, Done] | None = None
+        self._inherited: tuple[object, ...] = ()
         keep_freed_memory()
 
     def muster(self) -> None:
         """Fork the workers now if they are to be processes: what is in memory later is not held by them too."""
-        if self._crew and not self._crew.end.alive:
+        inherits = (self.method, self.federation, self.store, self.protection)
+        if self._crew and not (self._crew.end.alive and all(map(operator.is_, inherits, self._inherited))):
             self._crew = None
         if self._crew is None and self.threads > 1 and can_fork():
             workers = min(self.threads, len(self.chunks(torch.arange(self.federation.n_clients))))
-            self._crew = Crew(self._work, workers) if workers > 1 else None
+            self._crew, self._inherited = Crew(self._work, workers) if workers > 1 else None, inherits
 
     def train(self, server: State, ids: Tensor, round: int, traffic: Traffic) -> Iterator[Payload]:
         """Train these clients for a round and yield their uploads in the order of the chunks."""

@@ -77,7 +77,7 @@ class Crew(Generic[A, T]):
         self._files = [os.memfd_create("tacit") for _ in range(self.slots)]
         self.end = weakref.finalize(self, _end, os.getpid(), self.pids, [self._todo, self._done, *self._files])
         _libc()
-        sys.stdout.flush()
+        print(end="", flush=True)  # or every child would print what is in the buffer
         held = {signal.SIGINT, signal.SIGTERM}
         signal.pthread_sigmask(signal.SIG_BLOCK, held)
         try:
@@ -90,9 +90,9 @@ class Crew(Generic[A, T]):
                         _serve(work, todo, done, self._files, held)
                     self.pids.append(pid)
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
             os.close(todo)
             os.close(done)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
 
     def each(self, tasks: Iterable[A]) -> Iterator[T]:
         """Results in the order of the tasks, a few tasks ahead of the reader."""
@@ -210,9 +210,9 @@ def _serve(work: Callable[[A], T], todo: int, done: int, files: list[int], held:
             try:
                 task, came = _read(file, length)
                 length, _ = _write(file, work(task), came)
+                print(end="", flush=True)
             except BaseException as error:
                 fine, (length, _) = False, _write(file, _portable(error))
-            sys.stdout.flush()
             count += 1
             if count & (count - 1) == 0:  # seldom: it takes milliseconds
                 memory = _own_memory()
@@ -228,9 +228,11 @@ def _end(parent: int, pids: list[int], files: list[int]) -> None:
     for file in files:
         os.close(file)
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     for pid in pids:
-        os.waitpid(pid, 0)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
         _memory.pop(pid, None)
         _cpu[_ENDED] = _cpu.get(_ENDED, 0.0) + _cpu.pop(pid, 0.0)
 
