@@ -53,7 +53,7 @@ AtLeast = Annotated[int, typer.Option("--min-interactions", help="only users wit
 Select = Annotated[str, typer.Option("--select", help="validation metric that chooses the reported round")]
 Every = Annotated[int, typer.Option("--evaluate-every", help="validate every so many rounds")]
 Patience = Annotated[int, typer.Option("--patience", help="stop after so many validations without a better one")]
-Threads = Annotated[int, typer.Option("--threads", help="threads; 0: one per core")]
+Threads = Annotated[int, typer.Option("--threads", help="workers; 0: one per core")]
 Chunk = Annotated[int, typer.Option("--chunk", help="clients stacked at a time, at most")]
 Noise = Annotated[
     str | None,
