@@ -1,10 +1,7 @@
 """The engine's four figures: against a plain loop, on two threads, on a larger data set, over more clients."""
 
 import dataclasses
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,8 +11,9 @@ from torch import Tensor
 from benchmarks.measure import Round, in_turns
 from benchmarks.memory import in_fresh_process
 from benchmarks.plain import devices, plain_round
-from tacit.core.fleet import SimulatedFleet, Traffic, single_threaded_torch
+from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Method, Moment
+from tacit.core.workers import single_threaded_torch
 from tacit.data.cohort import Federation
 
 Figures = dict[str, Any]
@@ -75,41 +73,6 @@ def against_plain(method: Method, federation: Federation, effort: Effort) -> Fig
         "ratio": plain_cpu / engine_cpu,
         "difference": difference(method, federation, ids),
     }
-
-
-def two_threads(method: Method, federation: Federation, effort: Effort) -> Figures:
-    """Wall seconds of a round on one thread and on two, beside products of matrices that need no Python.
-
-    The products say what two threads could gain on this machine at this moment: 2 where both cores are free.
-    """
-    works: dict[str, Callable[[], object]] = {
-        "one": Round(method, federation, threads=1),
-        "two": Round(method, federation, threads=2),
-        "free_one": partial(matrix_products, threads=1),
-        "free_two": partial(matrix_products, threads=2),
-    }
-    times = in_turns(works, effort.repeats)
-    return {
-        "one_wall": times["one"].median_wall,
-        "two_wall": times["two"].median_wall,
-        "ratio": times["one"].median_wall / times["two"].median_wall,
-        "possible": times["free_one"].median_wall / times["free_two"].median_wall,
-        "one_cpu": times["one"].median_cpu,
-        "two_cpu": times["two"].median_cpu,
-        "each": {name: dataclasses.asdict(t) for name, t in times.items()},
-    }
-
-
-def matrix_products(threads: int, products: int = 400) -> None:
-    """A fixed amount of work outside Python, shared by so many threads."""
-
-    def work(count: int) -> None:
-        x = torch.full((300, 300), 1e-3)
-        for _ in range(count):
-            torch.mm(x, x)
-
-    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        list(pool.map(work, [products // threads] * threads))
 
 
 def larger(method: Method, small: Federation, large: Federation, effort: Effort) -> Figures:

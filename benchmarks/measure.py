@@ -16,6 +16,7 @@ from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Method, Moment
 from tacit.core.payload import Payload, State
 from tacit.core.rounds import sample
+from tacit.core.workers import cpu_seconds
 from tacit.data.cohort import Federation
 from tacit.data.sources import load
 from tacit.data.splits import split
@@ -42,7 +43,7 @@ class Round:
         self.ids = sample(federation.n_clients, method.fraction, federation.seed, round=1)
         self.interactions = int(federation.sizes[self.ids.numpy()].sum())
         self.server = method.init_server(federation)
-        self.fleet = SimulatedFleet(method, federation, threads=threads)
+        self.fleet = SimulatedFleet(method, federation, threads=threads, sums=True)
         self.cpu_clients: list[float] = []  # of each round: what its clients took, the server's work left out
         for earlier in range(1, number):
             self.server = self._run(earlier)
@@ -86,10 +87,10 @@ def in_turns(works: Mapping[str, Callable[[], object]], repeats: int) -> dict[st
     times = {name: Times() for name in works}
     for number in range(repeats + 1):
         for name, work in works.items():
-            cpu, wall = time.process_time(), time.perf_counter()
+            cpu, wall = cpu_seconds(), time.perf_counter()
             work()
             if number:
-                times[name].cpu.append(time.process_time() - cpu)
+                times[name].cpu.append(cpu_seconds() - cpu)
                 times[name].wall.append(time.perf_counter() - wall)
     return times
 

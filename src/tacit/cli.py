@@ -57,7 +57,7 @@ Shown = Annotated[
 ]
 Every = Annotated[int, typer.Option("--evaluate-every", help="validate every so many rounds")]
 Patience = Annotated[int, typer.Option("--patience", help="stop after so many validations without a better one")]
-Threads = Annotated[int, typer.Option("--threads", help="threads; 0: one per core")]
+Threads = Annotated[int, typer.Option("--threads", help="workers; 0: one per core")]
 Chunk = Annotated[int, typer.Option("--chunk", help="clients stacked at a time, at most")]
 Noise = Annotated[
     str | None,
@@ -694,7 +694,8 @@ def rounds_bar() -> Iterator[Any]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Bar(*shape, console=err, transient=True, disable=not err.is_terminal) as bar:
+    # no thread of its own: a process that has one cannot fork workers
+    with Bar(*shape, console=err, transient=True, disable=not err.is_terminal, auto_refresh=False) as bar:
 
         def watching(name: str) -> Watch:
             task = bar.add_task(name, total=1, note="")
@@ -702,7 +703,7 @@ def rounds_bar() -> Iterator[Any]:
             def watch(progress: Progress, plan: Plan) -> None:
                 valid = next((r.valid for r in reversed(progress.history) if r.valid), None)
                 note = f"valid {plan.select} {valid[plan.select]:.4f}" if valid else ""
-                bar.update(task, completed=progress.round, total=plan.rounds, note=note)
+                bar.update(task, completed=progress.round, total=plan.rounds, note=note, refresh=True)
 
             return watch
 

@@ -50,6 +50,7 @@ def test_quick_run_writes_its_figures(tmp_path: Path) -> None:
     assert engine["plain"]["difference"] < 1e-5
     assert engine["larger"]["memory"]["round_mb"] >= engine["larger"]["memory"]["data_mb"] > 0
     assert [row["share"] for row in engine["linearity"]] == [0.5, 1.0]
+    assert all(row["gain"] > 0 and row["possible"] > 0 for row in engine["cores"].values())
     assert engine["machine"]["cores"] >= 1
     methods = json.loads((tmp_path / "methods.json").read_text())["methods"]
     assert all(row["cpu"] > 0 for row in methods.values())

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from tacit.core import fleet as fleet_module
-from tacit.core.fleet import SimulatedFleet, Traffic, single_threaded_torch
+from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.scorers import dot, pick
 from tacit.core.trained import Trained
+from tacit.core.workers import single_threaded_torch
 from tacit.data.cohort import Federation
 from tacit.data.splits import split
 from toys import few_clients, random_data

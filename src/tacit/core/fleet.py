@@ -1,33 +1,27 @@
-"""Who runs the clients: here all of them on this machine, a thread per core over cache-sized chunks."""
+"""Who runs the clients: here all of them on this machine, a worker per core over cache-sized chunks."""
 
-import contextlib
-import ctypes
+import operator
 import os
-import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tacit.core.aggregate import folded
 from tacit.core.local import local_round
 from tacit.core.method import Method
 from tacit.core.payload import Payload, State
 from tacit.core.store import ClientStore
+from tacit.core.workers import Crew, can_fork, keep_freed_memory, threaded
 from tacit.data.cohort import Cohort, Federation
 
 CHUNK = 128  # clients of a chunk, at most
 ROWS = 48_000  # touched rows of a chunk, at most: its tables and their moments then stay in the cache
 SCORES = 4_000_000  # scores of a block when ranking, at most
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -63,6 +57,8 @@ class Fleet(Protocol):
 
 
 Sent: TypeAlias = Callable[[Tensor], Payload]  # what the server sent to these clients
+Task: TypeAlias = tuple[int, Tensor, Payload]  # a round, the clients of a chunk and what the server sent to them
+Done: TypeAlias = tuple[Payload, int, Tensor]  # their upload, its bytes and their losses (C,)
 
 
 class SimulatedFleet:
@@ -77,38 +73,64 @@ class SimulatedFleet:
         folder: Path | None = None,
         store: ClientStore | None = None,
         protection: Protection | None = None,
+        sums: bool = False,
     ) -> None:
+        """With `sums` the workers fold the uploads of a chunk into one, for a server that needs no single ones."""
         self.method = method
         self.federation = federation
         self.protection = protection
+        self.sums = sums and not method.individual
         self.chunk = chunk
         self.threads = threads or os.cpu_count() or 1
         self.store = ClientStore(method, federation, folder) if store is None else store
+        self._crew: Crew[Task, Done] | None = None
+        self._inherited: tuple[object, ...] = ()
         keep_freed_memory()
+
+    def muster(self) -> None:
+        """Fork the workers now if they are to be processes: what is in memory later is not held by them too."""
+        inherits = (self.method, self.federation, self.store, self.protection)
+        if self._crew and not (self._crew.end.alive and all(map(operator.is_, inherits, self._inherited))):
+            self._crew = None
+        if self._crew is None and self.threads > 1 and can_fork():
+            workers = min(self.threads, len(self.chunks(torch.arange(self.federation.n_clients))))
+            self._crew, self._inherited = Crew(self._work, workers) if workers > 1 else None, inherits
 
     def train(self, server: State, ids: Tensor, round: int, traffic: Traffic) -> Iterator[Payload]:
         """Train these clients for a round and yield their uploads in the order of the chunks."""
-        return self.train_on(lambda chunk: self.method.downlink(server, chunk), ids, round, traffic)
+        self.muster()
+        return self._train(lambda chunk: self.method.downlink(server, chunk), ids, round, traffic, self._crew)
 
     def train_on(self, sent: Sent, ids: Tensor, round: int, traffic: Traffic) -> Iterator[Payload]:
-        """The same where only what was sent to the clients is known, as on a node."""
+        """The same where only what was sent to the clients is known, as on a node, which has other threads."""
+        return self._train(sent, ids, round, traffic, None)
 
-        def work(chunk: Tensor) -> tuple[Payload, Payload, Tensor]:
-            data = self.method.data(self.federation, chunk, round)
-            down = sent(chunk)
-            kept, up, loss = local_round(self.method, self.store.read(data, training=True), down, data)
-            self.store.write(data, kept)
-            if self.protection is not None:
-                up = self.protection(up, down, self.federation.seed, round)
-            return down, up, loss
+    def _train(
+        self, sent: Sent, ids: Tensor, round: int, traffic: Traffic, crew: Crew[Task, Done] | None
+    ) -> Iterator[Payload]:
+        def tasks() -> Iterator[Task]:
+            for chunk in self.chunks(ids):
+                down = sent(chunk)
+                traffic.bytes_down += down.nbytes()
+                yield round, chunk, down
 
-        for down, up, loss in self._each(work, self.chunks(ids)):
-            traffic.bytes_down += down.nbytes()
-            traffic.bytes_up += up.nbytes()
-            traffic.clients += len(up.ids)
+        done = crew.each(tasks()) if crew and not crew.busy else threaded(self._work, tasks(), self.threads)
+        for up, size, loss in done:
+            traffic.bytes_up += size
+            traffic.clients += len(loss)
             traffic.losses.append(float(loss.mean()))
-            traffic.weights.append(len(up.ids))
+            traffic.weights.append(len(loss))
             yield up
+
+    def _work(self, task: Task) -> Done:
+        """Train the clients of a chunk."""
+        round, ids, down = task
+        data = self.method.data(self.federation, ids, round)
+        kept, up, loss = local_round(self.method, self.store.read(data, training=True), down, data)
+        self.store.write(data, kept)
+        if self.protection is not None:
+            up = self.protection(up, down, self.federation.seed, round)
+        return folded(up) if self.sums else up, up.nbytes(), loss
 
     def scores(self, server: State, phase: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (users (n,), logits (n, M)) for every user, as its client would compute them."""
@@ -128,7 +150,7 @@ class SimulatedFleet:
             slots = torch.arange(whole.users.shape[1]).expand(len(ids), -1)
             return list(self._score(down, whole, torch.split(slots, block, 1), phase))
 
-        for blocks in self._each(work, torch.split(torch.arange(own.start, own.stop), most)):
+        for blocks in threaded(work, torch.split(torch.arange(own.start, own.stop), most), self.threads):
             yield from blocks
 
     def scores_of(self, server: State, user: int, phase: str) -> Tensor:
@@ -173,50 +195,3 @@ class SimulatedFleet:
                 out.append(ids[torch.from_numpy(order[start:end].copy())])
                 start = end
         return out
-
-    def _each(self, work: Callable[[Tensor], T], chunks: Iterable[Tensor]) -> Iterator[T]:
-        """Results in the order of the chunks, a few chunks ahead of the reader."""
-        with single_threaded_torch():
-            if self.threads == 1:
-                yield from map(work, chunks)
-                return
-            with ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-                ahead: deque[Future[T]] = deque()
-                try:
-                    for chunk in chunks:
-                        ahead.append(pool.submit(work, chunk))
-                        if len(ahead) > 2 * self.threads:
-                            yield ahead.popleft().result()
-                    while ahead:
-                        yield ahead.popleft().result()
-                finally:
-                    for future in ahead:
-                        future.cancel()
-
-
-@cache
-def keep_freed_memory() -> None:
-    """Tell glibc to keep freed blocks: a step's tensors of a few megabytes would otherwise be fresh pages every time.
-
-    Measured at a tenth of a round, more with two threads. Elsewhere it does nothing.
-    """
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            mallopt = ctypes.CDLL("libc.so.6").mallopt
-            mallopt(_M_MMAP_THRESHOLD, 1 << 25)  # the most it accepts; larger blocks still go back at once
-            mallopt(_M_TRIM_THRESHOLD, 1 << 28)
-            mallopt(_M_TOP_PAD, 1 << 26)
-
-
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
-
-
-@contextmanager
-def single_threaded_torch() -> Iterator[None]:
-    """Threads over chunks beat threads inside operations: chunks are small and there are many."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

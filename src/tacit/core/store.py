@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tacit.core.method import Method
 from tacit.core.payload import Field, State, rows_at
+from tacit.core.workers import shared_zeros
 from tacit.data.cohort import Cohort, Federation
 
 BLOCK = 256  # clients initialised at a time
@@ -53,7 +54,7 @@ class ClientStore:
 
     def _allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if self.folder is None:
-            return torch.zeros(shape, dtype=dtype)
+            return shared_zeros(shape, dtype)
         self.folder.mkdir(parents=True, exist_ok=True)
         size = int(np.prod(shape))
         return torch.from_file(str(self.folder / f"{name}.bin"), shared=True, size=size, dtype=dtype).view(shape)

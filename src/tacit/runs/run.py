@@ -24,6 +24,7 @@ from tacit.core.local import local_round
 from tacit.core.method import Method
 from tacit.core.payload import State
 from tacit.core.rounds import Plan, Progress, federate, participation, participation_of, sample
+from tacit.core.workers import cpu_seconds, workers_memory
 from tacit.data.cohort import Federation
 from tacit.data.downloads import Progress as DownloadProgress
 from tacit.data.ragged import Ragged
@@ -105,6 +106,7 @@ class Run:
     def go_on(self, watch: Watch | None = None) -> Summary:
         """Train from where the folder stands, then read the test set once, at the best round."""
         spent_since = clock()
+        self.fleet.muster()
         server = self.method.init_server(self.fleet.federation)
         if found := self.folder.load("last"):
             server, clients = found
@@ -361,13 +363,13 @@ def recommend(folder: str | Path, user: str, k: int = 10) -> list[Recommendation
 
 def clock() -> Callable[[dict[str, float]], dict[str, float]]:
     """Started now: what a run has spent, given what it had spent before."""
-    began, cpu = time.perf_counter(), time.process_time()
+    began, cpu = time.perf_counter(), cpu_seconds()
 
     def spent(before: dict[str, float]) -> dict[str, float]:
         return {
             "seconds": before.get("seconds", 0.0) + time.perf_counter() - began,
-            "cpu_seconds": before.get("cpu_seconds", 0.0) + time.process_time() - cpu,
-            "peak_memory_mb": max(before.get("peak_memory_mb", 0.0), peak_memory_mb()),
+            "cpu_seconds": before.get("cpu_seconds", 0.0) + cpu_seconds() - cpu,
+            "peak_memory_mb": max(before.get("peak_memory_mb", 0.0), peak_memory_mb() + workers_memory() / 2**20),
         }
 
     return spent
@@ -419,6 +421,7 @@ def _assemble(
         threads=configuration.threads or None,
         folder=folder.path / "clients" if configuration.mapped else None,
         protection=mechanism,
+        sums=not configuration.secure,
     )
     plan = _plan(configuration, method)
     return Run(configuration, method, federation.split, fleet, plan, folder, mechanism)
