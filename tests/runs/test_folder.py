@@ -29,7 +29,7 @@ def played(folder, values):
         best, best_round = (value, round) if improved else (best, best_round)
         history.append(record(round, value))
         folder.log(history[-1])
-        folder.save(Progress(server, round, best_round, best, history), clients, improved, SPENT)
+        folder.save(Progress(server, round, best_round, best, history), clients, SPENT)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_progress_comes_back_whole(folder):
 def test_without_validation_so_far_the_last_is_the_best(folder):
     server, clients = state(1)
     folder.log(RoundRecord(1, 0.5, None, None, 1, 2, 3))
-    folder.save(Progress(server, 1, 0, -math.inf), clients, False, SPENT)
+    folder.save(Progress(server, 1, 0, -math.inf), clients, SPENT)
     progress, _ = folder.progress(server)
     assert (progress.best_round, progress.best) == (0, -math.inf)
     assert torch.equal(folder.load("best")[0]["items"], server["items"])
@@ -136,7 +136,7 @@ def test_killed_while_a_checkpoint_is_written(folder):
     assert folder.summary is None
     assert torch.equal(folder.load("last")[0]["items"], state(2)[0]["items"])
     server, clients = state(3)
-    folder.save(Progress(server, 3, 2, 0.3, [*progress.history, record(3)]), clients, False, SPENT)
+    folder.save(Progress(server, 3, 2, 0.3, [*progress.history, record(3)]), clients, SPENT)
     assert torch.equal(folder.load("last")[0]["items"], server["items"])
     assert torch.equal(folder.load("best")[0]["items"], state(2)[0]["items"])
 
@@ -144,7 +144,7 @@ def test_killed_while_a_checkpoint_is_written(folder):
 def test_a_server_may_keep_one_tensor_under_two_names(folder):
     table = torch.ones(2, 3)
     server = {"items": table, "before": table, "turned": table.T}
-    folder.save(Progress(server, 1, 1, 0.1), {}, True, SPENT)
+    folder.save(Progress(server, 1, 1, 0.1), {}, SPENT)
     found, clients = folder.load("last")
     assert clients == {}
     assert all(torch.equal(found[n], server[n]) for n in server)
@@ -173,6 +173,6 @@ def test_an_infinite_budget_is_valid_json_and_comes_back(folder):
         "ldp": {"epsilon_round": math.inf, "scale": 0.5},
         "name": "inf",
     }
-    folder.save(Progress({}, 1, 1, 0.1, [one]), {}, True, SPENT)
+    folder.save(Progress({}, 1, 1, 0.1, [one]), {}, SPENT)
     assert folder.progress({})[0].history[0].epsilon == math.inf
     assert strict((folder.path / "rounds.jsonl").read_text())["epsilon"] == "inf"

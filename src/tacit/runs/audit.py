@@ -18,14 +18,14 @@ from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Moment
 from tacit.core.payload import Payload, State
 from tacit.core.rounds import sample
-from tacit.core.store import ClientStore
 from tacit.data.cohort import Federation
 from tacit.errors import UserError, unknown
 from tacit.privacy.attacks import ATTACKS, Clues, Marks, Success, clues, item_tables, sent_tables, success
 from tacit.privacy.secure_fleet import SecureFleet, check_sum
 from tacit.privacy.secure_sum import honest
 from tacit.privacy.shared_noise import SharedNoise
-from tacit.runs.run import Run, mechanism_of, reopen
+from tacit.runs.assembly import noise_of
+from tacit.runs.run import Run, client_store, reopen
 
 STARTS = ("last", "best", "start")
 
@@ -86,7 +86,7 @@ def _under(run: Run, options: dict[str, Any], ids: Tensor, rounds: int, k: int, 
     try:
         if asked.secure:
             check_sum(run.method)
-        mechanism = mechanism_of(asked, run.method, federation) if options else run.mechanism
+        mechanism = noise_of(asked, run.method, federation) if options else run.mechanism
         if isinstance(mechanism, SharedNoise):
             mechanism = replace(mechanism, contributors=honest(len(ids)))
         fleet = (SecureFleet if asked.secure else SimulatedFleet)(
@@ -170,7 +170,7 @@ def _state(run: Run, start: str) -> tuple[State, int]:
     """The server's state and the rounds behind it; the clients' is in the run's fleet."""
     federation = run.fleet.federation
     if start == "start" or run.method.closed_form:  # a closed form has its uploads in the first rounds alone
-        run.fleet.store = ClientStore(run.method, federation, run.fleet.store.folder)
+        run.fleet.store = client_store(run.config, run.method, federation, run.folder)
         return run.method.init_server(federation), 0
     found = run.folder.load(start)
     if found is None:
