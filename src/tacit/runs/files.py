@@ -21,6 +21,7 @@ if sys.platform == "win32":
 else:
     import fcntl
 
+PIECE = 1 << 24  # bytes written at a time
 _NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -60,10 +61,13 @@ def write_tensors(path: Path, state: State) -> None:
 
 
 def _write(file: IO[bytes], data: bytes | memoryview) -> None:
-    """All of it: the system takes two gigabytes at a time, and less where a disk fills up."""
+    """All of it, piece by piece to the disk: pages that are free again cost a sixth of the CPU of fresh ones."""
     rest = memoryview(data)
     while rest:
-        rest = rest[file.write(rest) :]
+        rest = rest[file.write(rest[:PIECE]) :]
+        if rest and sys.platform == "linux":
+            os.fdatasync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, file.tell(), os.POSIX_FADV_DONTNEED)
 
 
 def read_tensors(path: Path) -> State:
