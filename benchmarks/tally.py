@@ -26,7 +26,7 @@ from tacit.data.sources import load
 from tacit.data.splits import split
 from tacit.evaluation.protocol import Evaluator
 from tacit.methods.tally import Tally
-from tacit.runs.run import peak_memory_mb
+from tacit.runs.summary import peak_memory_mb
 
 RESULTS = Path(__file__).parent / "results"
 

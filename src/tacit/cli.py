@@ -24,7 +24,7 @@ from tacit.errors import UserError
 from tacit.evaluation.metrics import names as names_of
 from tacit.runs import audit, diagnose, experiments, life, report, skew_study
 from tacit.runs.compare import Row, compare, sanity
-from tacit.runs.folder import to_json
+from tacit.runs.files import to_json
 from tacit.runs.run import Run, Summary, Watch, reopen, start
 
 app = typer.Typer(

@@ -45,7 +45,7 @@ def place(tmp_path_factory):
 
 def same(monkeypatch, path, method, values, rounds):
     """The last and the best state, and the metrics, are those of the simulation."""
-    monkeypatch.setattr("tacit.runs.run.load", lambda *_: few_users(24))
+    monkeypatch.setattr("tacit.runs.assembly.load", lambda *_: few_users(24))
     beside = path.with_name(f"{path.name}-simulated")
     expected = simulate(method, data="items", rounds=rounds, settings=values, threads=1, out=beside)
     for which in ("last", "best"):

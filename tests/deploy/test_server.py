@@ -45,7 +45,7 @@ def states(path):
 def test_a_run_over_nodes_is_the_simulated_run(tmp_path, monkeypatch, name):
     settings = SETTINGS | {"fraction": 0.6}
     found = go(tmp_path, Direct(nodes(tmp_path)), asked(tmp_path, name, settings))
-    monkeypatch.setattr("tacit.runs.run.load", lambda *_: few_users(24))
+    monkeypatch.setattr("tacit.runs.assembly.load", lambda *_: few_users(24))
     expected = simulate(name, data="nodes", rounds=3, settings=settings, threads=1, out=tmp_path / "simulated")
     for one, other in zip(states(tmp_path / "run"), states(tmp_path / "simulated"), strict=True):
         assert set(one) == set(other)

@@ -167,7 +167,7 @@ def test_rounds_begin_where_a_run_stands(fedmf, tmp_path):
     folder = RunFolder.open(shutil.copytree(fedmf, tmp_path / "run"))
     server, clients = folder.load("last")
     progress, spent = folder.progress({"items": server["items"] + 1})
-    folder.save(replace(progress, round=3), {name: leaf + 1 for name, leaf in clients.items()}, False, spent)
+    folder.save(replace(progress, round=3), {name: leaf + 1 for name, leaf in clients.items()}, spent)
     assert 0 < folder.best_round < folder.last_round == 3
     run = reopen(folder.path)
     for at, after in (("last", 3), ("best", folder.best_round), ("start", 0)):

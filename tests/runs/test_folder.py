@@ -1,5 +1,8 @@
 import json
 import math
+import resource
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -29,7 +32,7 @@ def played(folder, values):
         best, best_round = (value, round) if improved else (best, best_round)
         history.append(record(round, value))
         folder.log(history[-1])
-        folder.save(Progress(server, round, best_round, best, history), clients, improved, SPENT)
+        folder.save(Progress(server, round, best_round, best, history), clients, SPENT)
 
 
 @pytest.fixture
@@ -93,7 +96,7 @@ def test_progress_comes_back_whole(folder):
 def test_without_validation_so_far_the_last_is_the_best(folder):
     server, clients = state(1)
     folder.log(RoundRecord(1, 0.5, None, None, 1, 2, 3))
-    folder.save(Progress(server, 1, 0, -math.inf), clients, False, SPENT)
+    folder.save(Progress(server, 1, 0, -math.inf), clients, SPENT)
     progress, _ = folder.progress(server)
     assert (progress.best_round, progress.best) == (0, -math.inf)
     assert torch.equal(folder.load("best")[0]["items"], server["items"])
@@ -136,7 +139,7 @@ def test_killed_while_a_checkpoint_is_written(folder):
     assert folder.summary is None
     assert torch.equal(folder.load("last")[0]["items"], state(2)[0]["items"])
     server, clients = state(3)
-    folder.save(Progress(server, 3, 2, 0.3, [*progress.history, record(3)]), clients, False, SPENT)
+    folder.save(Progress(server, 3, 2, 0.3, [*progress.history, record(3)]), clients, SPENT)
     assert torch.equal(folder.load("last")[0]["items"], server["items"])
     assert torch.equal(folder.load("best")[0]["items"], state(2)[0]["items"])
 
@@ -144,7 +147,7 @@ def test_killed_while_a_checkpoint_is_written(folder):
 def test_a_server_may_keep_one_tensor_under_two_names(folder):
     table = torch.ones(2, 3)
     server = {"items": table, "before": table, "turned": table.T}
-    folder.save(Progress(server, 1, 1, 0.1), {}, True, SPENT)
+    folder.save(Progress(server, 1, 1, 0.1), {}, SPENT)
     found, clients = folder.load("last")
     assert clients == {}
     assert all(torch.equal(found[n], server[n]) for n in server)
@@ -173,6 +176,126 @@ def test_an_infinite_budget_is_valid_json_and_comes_back(folder):
         "ldp": {"epsilon_round": math.inf, "scale": 0.5},
         "name": "inf",
     }
-    folder.save(Progress({}, 1, 1, 0.1, [one]), {}, True, SPENT)
+    folder.save(Progress({}, 1, 1, 0.1, [one]), {}, SPENT)
     assert folder.progress({})[0].history[0].epsilon == math.inf
     assert strict((folder.path / "rounds.jsonl").read_text())["epsilon"] == "inf"
+
+
+LINES = [json.dumps({"round": n}) for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        LINES[0] + "\n",
+        "\n".join([LINES[0], LINES[2]]),
+        "\n".join([LINES[0], "{]", LINES[2]]),
+        "\n".join([LINES[0]] * 3),
+    ],
+)
+def test_a_log_without_all_finished_rounds_is_refused(folder, text):
+    """Totals are sums over its lines."""
+    played(folder, [0.1, 0.3, 0.2])
+    (folder.path / "rounds.jsonl").write_text(text)
+    for ask in (folder.rounds, lambda: folder.progress({})):
+        with pytest.raises(UserError, match=r"rounds\.jsonl has [01] of 3 finished rounds.*restore it"):
+            ask()
+    (folder.path / "rounds.jsonl").unlink()
+    with pytest.raises(UserError, match="0 of 3 finished rounds"):
+        folder.progress({})
+    folder.drop_checkpoints()
+    folder.finish({"rounds": 3})
+    with pytest.raises(UserError, match="0 of 3 finished rounds"):
+        folder.rounds()
+
+
+@pytest.mark.parametrize("file", ["server", "clients"])
+@pytest.mark.parametrize("size", [None, 0, 7, 60, -1])
+def test_a_checkpoint_that_is_cut_short_or_gone_is_one_sentence(folder, file, size):
+    played(folder, [0.1])
+    path = folder.checkpoints / "round-000001" / f"{file}.safetensors"
+    content = path.read_bytes()
+    path.unlink() if size is None else path.write_bytes(content[:size])
+    with pytest.raises(
+        UserError, match=r"round-000001 cannot be read: .*; restore it from a copy, or remove .*checkpoints"
+    ):
+        folder.load("last")
+
+
+@pytest.mark.parametrize("name", ["run.json", "summary.json", "checkpoints/index.json"])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"{", b"[]"])
+def test_a_file_that_cannot_be_read_is_one_sentence(folder, name, content):
+    played(folder, [0.1])
+    (folder.path / name).write_bytes(content)
+    with pytest.raises(UserError, match=rf"{folder.path / name} .*; restore it from a copy"):
+        _ = (folder.run, folder.summary, folder.last_round)
+
+
+def test_a_full_disk_is_one_sentence_and_costs_nothing_saved(folder):
+    played(folder, [0.1, 0.3])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    large = {"items": torch.ones(100_000)}
+    folder.log(record(3))
+    for server, clients in ((large, {}), ({}, large)):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
+        try:
+            with pytest.raises(
+                UserError, match=r"cannot write .*round-000003/(server|clients)\.safetensors: .*try again"
+            ):
+                folder.save(Progress(server, 3, 2, 0.3), clients, SPENT)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert not (folder.checkpoints / "round-000003").exists()
+        assert torch.equal(folder.load("last")[0]["items"], state(2)[0]["items"])
+    folder.save(Progress(large, 3, 2, 0.3), {}, SPENT)
+    assert torch.equal(folder.load("last")[0]["items"], large["items"])
+
+
+def test_a_line_that_cannot_be_written_is_one_sentence(folder):
+    (folder.path / "rounds.jsonl").symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"cannot write .*rounds\.jsonl: No space left on device; "):
+        folder.log(record(1))
+
+
+def test_one_process_writes(folder):
+    other = RunFolder.open(folder.path)
+    for _ in range(2):
+        with pytest.raises(UserError, match=f"another process is writing to {folder.path}; "):
+            other.lock()
+    with pytest.raises(UserError, match="is not an empty folder; tacit resume"):
+        RunFolder.create(folder.path, ASKED)
+    folder.unlock()
+    with other.writer(), pytest.raises(UserError, match="another process"):
+        folder.lock()
+    folder.lock()
+
+
+def test_a_killed_process_holds_no_lock_and_what_it_left_is_removed(folder):
+    played(folder, [0.1])
+    folder.unlock()
+    words = "import sys; from tacit.runs.folder import *; a = RunFolder(Path(sys.argv[1])); a.lock(); print(1); input()"
+    command = [sys.executable, "-c", words, folder.path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()
+        with pytest.raises(UserError, match="another process"):
+            folder.lock()
+        (folder.checkpoints / "round-000002").mkdir()
+        holder.kill()
+    folder.lock()
+    assert [p.name for p in folder.checkpoints.iterdir() if p.is_dir()] == ["round-000001"]
+
+
+def test_any_kind_of_leaf_is_written_as_safetensors_reads_it(folder):
+    server = {
+        "flags": torch.tensor([True, False, True]),
+        "single": torch.tensor(3),
+        "none": torch.zeros(0, 4),
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "large": torch.rand(3_000_001)[::2],
+        "wide": torch.rand(5, dtype=torch.float64),
+    }
+    folder.save(Progress(server, 1), {}, SPENT)
+    found, _ = folder.load("last")
+    assert {name: leaf.dtype for name, leaf in found.items()} == {name: leaf.dtype for name, leaf in server.items()}
+    assert all(torch.equal(found[name], leaf) for name, leaf in server.items())

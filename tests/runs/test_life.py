@@ -1,5 +1,9 @@
+import json
+import random
+import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +15,7 @@ from tacit.data.imported import import_file
 from tacit.data.sources import load
 from tacit.errors import UserError
 from tacit.runs import life
+from tacit.runs.folder import RunFolder
 from tacit.runs.run import reopen, run
 
 SETTINGS = {"windows": [1, 5], "decays": [1.0, 0.8], "ridge": [1.0], "blend": [0.3]}
@@ -117,3 +122,119 @@ def test_from_the_command_line(folder, tmp_path):
     file = csv(tmp_path / "new.csv", [("newcomer", i, t) for t, i in enumerate([1, 2, 3])])
     done = subprocess.run([TACIT, "update", folder, file], capture_output=True, text=True, check=True)
     assert "3 interactions of 1 users taken in, 1 of them new" in done.stdout
+
+
+CHILDREN = """
+import os, sys, time
+from pathlib import Path
+import torch
+from tacit.runs import life
+from tacit.runs.run import reopen
+
+torch.set_num_threads(1)  # a pool of threads would not survive a fork
+FILES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
+for line in sys.stdin:
+    path, user, operation, seconds = line.split()
+    child = os.fork()
+    if not child:
+        made, left = reopen(Path(path)), int(operation)
+        def hook(event, words):
+            global left
+            if event in FILES and (event != "open" or words[1] not in ("r", "rb")):
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), 9)
+        sys.addaudithook(hook)
+        life.forget(made, user)
+        os._exit(0)
+    if float(seconds):
+        time.sleep(float(seconds))
+        os.kill(child, 9)
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+@pytest.fixture
+def killed():
+    """Forget in a process of its own that is killed before its n-th change of a file, or after some time."""
+    with subprocess.Popen([sys.executable, "-c", CHILDREN], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as children:
+
+        def forget(folder, user, operation=0, seconds=0.0):
+            children.stdin.write(f"{folder} {user} {operation} {seconds}\n".encode())
+            children.stdin.flush()
+            return int(children.stdout.readline()) == 9
+
+        yield forget
+        children.stdin.close()
+
+
+def test_a_kill_leaves_the_user_in_the_run_or_forgotten_by_it(folder, tmp_path, killed):
+    user = str(load("demo").user_ids[3])
+    before = server(folder)
+    shutil.copytree(folder, tmp_path / "whole")
+    assert not killed(tmp_path / "whole", user)
+    after = server(tmp_path / "whole")
+    assert not torch.equal(before["A"], after["A"])
+    rng = random.Random(0)
+    cases = [{"seconds": rng.uniform(0.01, 0.5)} for _ in range(5)] + [{"operation": n} for n in range(1, 60)]
+    seen = set()
+    for case in cases:
+        place = shutil.copytree(folder, tmp_path / "struck", dirs_exist_ok=True)
+        if not killed(place, user, **case):
+            shutil.rmtree(place)
+            if "operation" in case:
+                break  # fewer changes than that: all have been tried
+            continue
+        opened = RunFolder.open(place)
+        forgotten = user in life.Life.of(opened).forgotten
+        seen.add(forgotten)
+        assert torch.equal(opened.load("best")[0]["A"], (after if forgotten else before)["A"]), case
+        with pytest.raises(UserError, match="already forgotten") if forgotten else nullcontext():
+            life.forget(reopen(place), user)
+        assert life.Life.of(opened).forgotten == [user]
+        assert torch.equal(opened.load("best")[0]["A"], after["A"]), case
+        assert len([f for f in place.glob("checkpoints/*") if f.is_dir()]) == 1, case
+        shutil.rmtree(place)
+    assert seen == {True, False}
+
+
+def test_several_at_once_are_one_writer_and_sentences(folder):
+    users = load("demo").user_ids[:3].tolist()
+    commands = [[TACIT, "forget", folder, "--user", str(user)] for user in users]
+    started = [subprocess.Popen(c, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for c in commands]
+    ended = [(p.communicate()[1], p.returncode) for p in started]
+    assert 0 in [code for _, code in ended]
+    for said, code in ended:
+        assert code == 0 or said.count("\n") == 1, said
+        assert code == 0 or "another process is writing" in said or "revised since it was opened" in said
+    done = [str(user) for user, (_, code) in zip(users, ended, strict=True) if code == 0]
+    assert sorted(life.Life.of(RunFolder.open(folder)).forgotten) == sorted(done)
+    for user in users:
+        if str(user) not in done:
+            life.forget(reopen(folder), str(user))
+
+
+def test_a_run_opened_before_another_revision_is_not_revised(folder):
+    one, other = reopen(folder), reopen(folder)
+    users = load("demo").user_ids.tolist()
+    life.forget(one, users[0])
+    with pytest.raises(UserError, match="revised since it was opened; try again"):
+        life.forget(other, users[1])
+
+
+def test_the_note_of_an_earlier_version_is_read_and_then_replaced(folder):
+    users = [str(user) for user in load("demo").user_ids[:2]]
+    life.forget(reopen(folder), users[0])
+    (note,) = folder.glob("checkpoints/*/life.json")
+    note.rename(folder / "life.json")
+    with pytest.raises(UserError, match="already forgotten"):
+        life.forget(reopen(folder), users[0])
+    life.forget(reopen(folder), users[1])
+    assert not (folder / "life.json").exists()
+    assert json.loads(next(folder.glob("checkpoints/*/life.json")).read_text())["forgotten"] == users
+
+
+def test_an_unfinished_run_is_not_revised(folder):
+    (folder / "summary.json").unlink()
+    with pytest.raises(UserError, match=r"is not finished; tacit resume .* first"):
+        life.forget(reopen(folder), str(load("demo").user_ids[0]))

@@ -304,3 +304,68 @@ def test_a_target_counts_the_rounds_of_the_busiest_client(tmp_path):
     with pytest.raises(UserError, match="ease is centralised"):
         run("ease", out=tmp_path / "pooled", ldp="clip=1,scale=1", **QUICK)
     assert not (tmp_path / "pooled").exists()
+
+
+def test_a_live_run_is_not_resumed_by_another_process(tmp_path):
+    out = tmp_path / "run"
+
+    def intrude(progress, plan):
+        for command in (lambda: resume(out), lambda: resume(out, rounds=9), lambda: run("fedmf", out=out, **QUICK)):
+            with pytest.raises(UserError, match=f"another process is writing to {out}|{out} is not an empty folder"):
+                command()
+        if progress.round == 2:
+            assert len(reopen(out).recommend("1", 3)) == 3  # to read needs no lock
+
+    summary = run("fedmf", out=out, watch=intrude, **QUICK)
+    assert [line["round"] for line in RunFolder.open(out).rounds()] == [1, 2, 3]
+    assert summary.rounds == 3
+
+
+def test_reading_a_live_mapped_run_leaves_its_clients_alone(tmp_path):
+    options = QUICK | {"mapped": True}
+    expected = run("fedmf", out=tmp_path / "alone", **options)
+    user = str(reopen(tmp_path / "alone").split.data.user_ids[0])
+
+    def read(progress, plan):
+        tacit.recommend(tmp_path / "read", user)
+
+    assert comparable(run("fedmf", out=tmp_path / "read", watch=read, **options)) == comparable(expected)
+    assert not list(tmp_path.glob("*/clients*"))
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_finished_run_is_extended(tmp_path, stopped):
+    options = QUICK | {"rounds": 6}
+    expected = run("fedmf", out=tmp_path / "through", **options)
+    run("fedmf", out=tmp_path / "run", **QUICK)
+
+    def stop(progress, plan):
+        if progress.round == 5:
+            raise KeyboardInterrupt
+
+    if stopped:
+        with pytest.raises(KeyboardInterrupt):
+            resume(tmp_path / "run", watch=stop, rounds=6)
+    seen = []
+    summary = resume(tmp_path / "run", watch=lambda progress, plan: seen.append(progress.round), rounds=6)
+    assert seen == ([6] if stopped else [4, 5, 6])
+    assert comparable(summary) == comparable(expected)
+    assert RunFolder.open(tmp_path / "run").summary["rounds"] == 6
+    assert RunFolder.open(tmp_path / "run").run["config"]["rounds"] == 6
+    assert resume(tmp_path / "run", watch=lambda *_: pytest.fail("a round was run")) == summary
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "rounds", "said"),
+    [
+        ("fedmf", {}, 2, "has 3 rounds already; ask for more"),
+        ("popularity", {"settings": {}}, 9, "popularity has 1 rounds of its own"),
+        ("fedmf", {"ldp": "clip=1,epsilon=5"}, 9, "was chosen for its ε after 3 rounds"),
+        ("fedmf", {"patience": 1, "rounds": 30, "settings": {"lr": 1e-9}}, 40, "by its patience"),
+    ],
+)
+def test_what_cannot_be_extended_says_why(tmp_path, method, options, rounds, said):
+    summary = run(method, out=tmp_path / "run", **QUICK | options)
+    with pytest.raises(UserError, match=said):
+        resume(tmp_path / "run", rounds=rounds)
+    assert resume(tmp_path / "run") == summary

@@ -4,31 +4,25 @@ import dataclasses
 import hashlib
 import json
 import logging
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
-from functools import partial
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from tacit.config import RunConfig, build
+from tacit.config import RunConfig
 from tacit.core.payload import State
-from tacit.core.rounds import Plan, Progress, federate, participation_of, sample
+from tacit.core.rounds import Progress, federate, sample
 from tacit.deploy.checks import made_up
 from tacit.deploy.fleet import FlowerFleet, Grown, Link, Member, Terms, TooFew
 from tacit.deploy.job import Catalogue, Job, catalogue
 from tacit.errors import UserError
 from tacit.evaluation.metrics import Metrics
-from tacit.methods import find
-from tacit.privacy.secure_fleet import check_sum
 from tacit.privacy.secure_sum import FEWEST
-from tacit.runs.folder import RunFolder, write_json
-from tacit.runs.run import Summary, Watch, clock, mechanism_of
+from tacit.runs.assembly import description, method_of, plan_of
+from tacit.runs.files import append, to_json, write_json
+from tacit.runs.folder import RunFolder
+from tacit.runs.run import Watch
+from tacit.runs.summary import Summary, clock, summarise
 
 log = logging.getLogger("tacit.server")
 
@@ -49,54 +43,35 @@ class Asked:
 def prepare(asked: Asked, path: Path, published: Catalogue | None = None) -> tuple[RunFolder, Job]:
     """The run's folder and its job: a new one, or the one that is there if it was started with the same options."""
     items, titles = published or catalogue(asked.catalogue)
-    method = build(find(asked.config.method), asked.config.settings)
-    if asked.config.secure:
-        check_sum(method)
-        if asked.nodes < FEWEST:
-            raise UserError(f"a secure sum of {asked.nodes} nodes hides nothing: wait for --nodes {FEWEST} at least")
-    if ":" in asked.config.select:
-        raise UserError(f"--select {asked.config.select} is invalid here: nodes compute tacit's own metrics alone")
-    if asked.config.dp is not None:
+    config = asked.config
+    method = method_of(config)
+    if config.secure and asked.nodes < FEWEST:
+        raise UserError(f"a secure sum of {asked.nodes} nodes hides nothing: wait for --nodes {FEWEST} at least")
+    if ":" in config.select:
+        raise UserError(f"--select {config.select} is invalid here: nodes compute tacit's own metrics alone")
+    if config.dp is not None:
         raise UserError("noise that clients share in a secure sum is not there over nodes; --ldp is")
-    settings = json.loads(json.dumps(dataclasses.asdict(method)))
     # how many clients there will be is not known yet: an ε is kept to by a client that takes part in every round
-    mechanism = mechanism_of(asked.config, method, made_up(len(items)))
-    written = {
-        "config": asked.config.model_dump(),
-        "settings": settings,
-        "ldp": mechanism.stated() if mechanism else None,
-        "scored_with": method.scored_with,
-        "fingerprint": hashlib.sha256("\n".join(items).encode()).hexdigest(),
-        "nodes": {"together": asked.together},
-    }
+    mechanism = mechanism_of(config, method, made_up(len(items)))
+    fingerprint = hashlib.sha256("\n".join(items).encode()).hexdigest()
+    made = description(
+        config, method, mechanism, fingerprint, {"items": len(items)}, nodes={"together": asked.together}
+    )
+    written = json.loads(to_json(made))
     if (path / "run.json").exists():
         folder = RunFolder.open(path)
         before = folder.run
-        asked_before = RunConfig(**before["config"])  # with what has become an option since
-        before["config"] = asked_before.model_dump(mode="json")
-        for key, value in written.items():
-            if before.get(key) != json.loads(json.dumps(value)):
+        before["config"] = RunConfig(**before["config"]).model_dump()  # with what has become an option since
+        for key in written.keys() - {"data", "versions", "started"}:
+            if json.loads(to_json(before.get(key))) != written[key]:
                 raise UserError(f"{path} is a run with another {key}; name another --out, or start it as it was")
-        started = before["started"]
+        written = before
+        folder.lock()
     else:
-        started = datetime.now().astimezone().isoformat()
-        folder = RunFolder.create(
-            path,
-            written
-            | {
-                "data": {"items": len(items)},
-                "versions": {
-                    "tacit": version("tacit"),
-                    "torch": torch.__version__,
-                    "python": platform.python_version(),
-                },
-                "started": started,
-            },
-        )
-    config = asked.config
+        folder = RunFolder.create(path, written)
     job = Job(
         config.method,
-        settings,
+        written["settings"],
         config.protocol,
         config.seed,
         items,
@@ -104,7 +79,7 @@ def prepare(asked: Asked, path: Path, published: Catalogue | None = None) -> tup
         together=asked.together,
         ldp=written["ldp"],
         secure=config.secure,
-        run=started,
+        run=written["started"],
     )
     job.build((config.method,))
     return folder, job
@@ -112,41 +87,36 @@ def prepare(asked: Asked, path: Path, published: Catalogue | None = None) -> tup
 
 def run(asked: Asked, folder: RunFolder, job: Job, link: Link, watch: Watch | None = None) -> Summary:
     """Run the rounds from where the folder stands, then test at the best one."""
-    if folder.summary:
-        return Summary(**folder.summary)
-    spent_since = clock()
+    with folder.writer():
+        return Summary(**folder.summary) if folder.summary else _run(asked, folder, job, link, watch)
+
+
+def _run(asked: Asked, folder: RunFolder, job: Job, link: Link, watch: Watch | None) -> Summary:
     method = job.build((job.method,))
     fleet = FlowerFleet(link, job, method, asked.terms, _members(folder), lambda found: _write(folder, found))
     fleet.select = asked.config.select
     if not fleet.gather(asked.nodes, asked.wait):
         raise UserError(f"fewer than {asked.nodes} nodes after {asked.wait:.0f} s; start them and try again")
-    plan = Plan(
-        rounds=method.length(asked.config.rounds),
-        seed=job.seed,
-        **participation_of(method),
-        select=asked.config.select,
-        evaluate_every=asked.config.evaluate_every,
-        patience=asked.config.patience,
-    )
+    plan = plan_of(asked.config, method)
 
     def start() -> tuple[Progress, dict[str, float]]:
         found = folder.load("last")
         return folder.progress(found[0] if found else method.init_server(fleet.federation))
 
-    progress, spent = start()
+    progress, before = start()
+    spent = clock(before)
     fleet.best_round = lambda: progress.best_round
     if progress.round:
         log.info("going on after round %d", progress.round)
     last = fleet.snapshot()
-    now_spent = partial(spent_since, spent)
 
     def record(progress: Progress, improved: bool) -> None:
         nonlocal last
         line = progress.history[-1]
         folder.log(line)
-        folder.save(progress, {}, improved, now_spent())
+        folder.save(progress, {}, spent())  # every round: nodes may not be asked for one again
         now = fleet.snapshot()
-        _append(folder, {"round": line.round, "seconds": line.seconds, **now.since(last)})
+        append(folder.path / "wire.jsonl", to_json({"round": line.round, "seconds": line.seconds, **now.since(last)}))
         last = now
         log.info(
             "round %d: %d clients, %.1f s, valid %s",
@@ -164,7 +134,7 @@ def run(asked: Asked, folder: RunFolder, job: Job, link: Link, watch: Watch | No
     mechanism = job.mechanism()
     tries = asked.tries
     while True:
-        before = progress.round
+        reached = progress.round
         try:
             progress = federate(
                 method, fleet, validate, plan, record, progress, mechanism.epsilon if mechanism else None
@@ -173,13 +143,13 @@ def run(asked: Asked, folder: RunFolder, job: Job, link: Link, watch: Watch | No
         except Grown as error:
             log.info("%s from round %d on", error, progress.round + 1)
         except TooFew as error:
-            tries = asked.tries if progress.round > before else tries - 1
+            tries = asked.tries if progress.round > reached else tries - 1
             if tries <= 0:
                 raise UserError(f"{error}; start the nodes and then the server again: it goes on") from error
             log.warning("%s; the round is tried again", error)
             progress, _ = start()  # an aggregation may have begun on the old state
             _gather_again(fleet, asked)
-    return _finish(asked, folder, job, fleet, progress, now_spent)
+    return _finish(asked, folder, job, fleet, progress, spent)
 
 
 def _gather_again(fleet: FlowerFleet, asked: Asked) -> None:
@@ -199,10 +169,9 @@ def _finish(
     found = folder.load("best")
     assert found is not None
     best, before = found[0], fleet.snapshot()
-    chosen = next((r for r in progress.history if r.round == progress.best_round), progress.history[-1])
     for last in range(asked.tries - 1, -1, -1):
         try:
-            test = fleet.evaluate(best, "test", chosen.round)
+            test = fleet.evaluate(best, "test", progress.best_round or progress.round)
             break
         except TooFew as error:
             if not last:
@@ -211,43 +180,23 @@ def _finish(
             _gather_again(fleet, asked)
     beside = fleet.snapshot().since(before)
     ids = sample(fleet.federation.n_clients, 256, job.seed, 0)
-    summary = Summary(
-        method=job.method,
-        data=asked.config.data,
-        protocol=job.protocol,
-        seed=job.seed,
-        rounds=progress.round,
-        best_round=chosen.round,
-        valid=chosen.valid or {},
-        test=test.main,
-        test_sampled99=test.sampled99,
-        groups={},
-        gap={},
-        group_bytes={},
-        bytes_up=sum(r.bytes_up for r in progress.history) + int(beside["bytes_up"]),
-        bytes_down=sum(r.bytes_down for r in progress.history) + int(beside["bytes_down"]),
+    summary = summarise(
+        asked.config,
+        fleet.method,
+        folder.path,
+        progress,
+        best,
+        test,
+        job.mechanism(),
+        spent(),
+        (int(beside["bytes_up"]), int(beside["bytes_down"])),
         clients=fleet.federation.n_clients,
-        client_rounds=sum(r.clients for r in progress.history),
         bytes_to_rank=fleet.method.downlink(best, ids).nbytes() / len(ids),
-        epsilon=progress.history[-1].epsilon,
-        scored_with=fleet.method.scored_with,
-        users_evaluated=test.users,
         users_too_short=fleet.too_short,
         duplicates=sum(m.duplicates for m in fleet.members),
-        settings=job.settings,
-        folder=str(folder.path),
-        ldp=job.ldp | {"epsilon_round": used.epsilon(1)} if (used := job.mechanism()) and job.ldp else None,
-        dp=None,
-        bytes_server=sum(leaf.nbytes for leaf in best.values()),
-        **spent(),
     )
     folder.finish(dataclasses.asdict(summary))
     return summary
-
-
-def _append(folder: RunFolder, line: dict[str, Any]) -> None:
-    with (folder.path / "wire.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
 
 
 def _write(folder: RunFolder, members: list[Member]) -> None:

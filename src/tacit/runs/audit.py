@@ -19,14 +19,14 @@ from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Moment
 from tacit.core.payload import Payload, State
 from tacit.core.rounds import sample
-from tacit.core.store import ClientStore
 from tacit.data.cohort import Federation
 from tacit.errors import UserError, unknown
 from tacit.privacy.attacks import ATTACKS, Clues, Marks, Success, clues, item_tables, sent_tables, success
 from tacit.privacy.secure_fleet import SecureFleet, check_sum
 from tacit.privacy.secure_sum import honest
 from tacit.privacy.shared_noise import SharedGaussian
-from tacit.runs.run import Run, mechanism_of, reopen
+from tacit.runs.assembly import mechanism_of
+from tacit.runs.run import Run, client_store, reopen
 
 STARTS = ("last", "best", "start")
 
@@ -170,10 +170,8 @@ class _Seen:
 def _state(run: Run, start: str) -> tuple[State, int]:
     """The server's state and the rounds behind it; the clients' is in the run's fleet."""
     federation = run.fleet.federation
-    if start == "start" or isinstance(
-        run.method, ClosedForm
-    ):  # a closed form has its uploads in the first rounds alone
-        run.fleet.store = ClientStore(run.method, federation, run.fleet.store.folder)
+    if start == "start" or isinstance(run.method, ClosedForm):  # which has its uploads in the first rounds alone
+        run.fleet.store = client_store(run.config, run.method, federation, run.folder)
         return run.method.init_server(federation), 0
     found = run.folder.load(start)
     if found is None:

@@ -10,8 +10,9 @@ from typing import Any
 from tacit.config import RunConfig, build, config
 from tacit.errors import UserError
 from tacit.methods import find
+from tacit.runs.assembly import check
 from tacit.runs.folder import RunFolder
-from tacit.runs.run import Summary, Watch, check, resume, start
+from tacit.runs.run import Summary, Watch, resume, start
 
 SANITY = ("popularity", "oracle")
 

@@ -1,24 +1,39 @@
-"""The files of a run. A kill at any moment loses at most the round in progress.
+"""A run's folder. `checkpoints/index.json`, replaced at once, alone says what counts: a kill leaves before or after.
 
 run.json             what was asked for: configuration, settings, versions, data fingerprint
 rounds.jsonl         a line a round
-checkpoints/         round-N/server.safetensors and clients.safetensors; index.json names the last and the best
+checkpoints/         round-N/server.safetensors and clients.safetensors; index.json names the last and the best.
+                     After a user was forgotten or taken in, revision-N with life.json beside them
 summary.json         the result, once the run is finished
+.lock                held by the one process that writes; readers need none
 """
 
 import dataclasses
-import json
 import math
-import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-
-from safetensors.torch import load_file, save_file
+from typing import IO, Any
 
 from tacit.core.payload import State
 from tacit.core.rounds import Progress, RoundRecord
 from tacit.errors import UserError
+from tacit.runs.files import (
+    append,
+    from_json,
+    read_tensors,
+    released,
+    sync,
+    taken,
+    to_json,
+    write_json,
+    write_tensors,
+    write_text,
+    writing,
+)
+
+LOCK = ".lock"
 
 
 class RunFolder:
@@ -27,20 +42,28 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
+        self._lock: IO[bytes] | None = None
 
     @classmethod
     def create(cls, path: Path, run: dict[str, Any]) -> "RunFolder":
-        """A new run; refuses a folder that has anything in it."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            hint = f"tacit resume {path} goes on with it" if (path / "run.json").exists() else "name another"
-            raise UserError(f"{path} is not an empty folder; {hint}")
+        """A new run, locked; refuses a folder that has anything in it."""
         folder = cls(path)
+        folder._refuse_full()
         try:
-            folder.checkpoints.mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
+            folder.lock()
+            folder._refuse_full()  # another process may have been faster
             write_json(path / "run.json", run)
+            folder.checkpoints.mkdir()
         except OSError as error:
             raise UserError(f"cannot write to {path}: {error.strerror}; name another --out") from error
         return folder
+
+    def _refuse_full(self) -> None:
+        if self.path.exists() and (not self.path.is_dir() or any(p.name != LOCK for p in self.path.iterdir())):
+            there = (self.path / "run.json").exists()
+            hint = f"tacit resume {self.path} goes on with it" if there else "name another"
+            raise UserError(f"{self.path} is not an empty folder; {hint}")
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
@@ -48,6 +71,30 @@ class RunFolder:
         if not (path / "run.json").is_file():
             raise UserError(f"{path} is not a run folder: it has no run.json; tacit run --out DIR makes one")
         return cls(path)
+
+    def lock(self) -> None:
+        """Become the one process that writes here, and remove what a killed one left half done."""
+        if self._lock is None:
+            with writing(self.path / LOCK):
+                self._lock = taken(self.path / LOCK)
+            if self._lock is None:
+                raise UserError(f"another process is writing to {self.path}; wait until it ends, or stop it")
+            self._sweep(self._index())
+
+    def unlock(self) -> None:
+        """Let others write."""
+        if self._lock is not None:
+            released(self._lock)
+            self._lock = None
+
+    @contextmanager
+    def writer(self) -> Iterator[None]:
+        """Hold the lock, free at the end."""
+        self.lock()
+        try:
+            yield
+        finally:
+            self.unlock()
 
     @property
     def run(self) -> dict[str, Any]:
@@ -69,49 +116,96 @@ class RunFolder:
 
     @property
     def best_round(self) -> int:
-        """The round of the best checkpoint, 0 before the first."""
-        return int(self._index().get("best_round", 0))
+        """The round of the best checkpoint, 0 before the first; a run under way may have a better round since."""
+        index = self._index()
+        return int(index.get("kept", index.get("best_round", 0)))
+
+    @property
+    def revision(self) -> int:
+        """How often the run was revised since it was trained."""
+        return int(self._index().get("revision", 0))
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write the result."""
         write_json(self.path / "summary.json", summary)
 
-    def save(self, progress: Progress, clients: State, improved: bool, spent: dict[str, float]) -> None:
-        """Checkpoint a finished round: new files first, then the index that makes them count."""
+    def extend(self, rounds: int) -> None:
+        """Ask for more rounds; the result goes first, so that a kill between leaves a run that can be resumed."""
+        run = self.run
+        with writing(self.path):
+            (self.path / "summary.json").unlink(missing_ok=True)
+        write_json(self.path / "run.json", run | {"config": run["config"] | {"rounds": rounds}})
+
+    def save(self, progress: Progress, clients: State, spent: dict[str, float]) -> None:
+        """Checkpoint a finished round. Kept beside it is the newest one that is not behind the best round."""
         index = self._index()
-        where = self._write(f"round-{progress.round:06d}", progress.server, clients)
-        best = where.name if improved or not progress.best_round else index["best"]
+        there = {self.best_round: index["best"], index["round"]: index["last"]} if index else {}
+        there[progress.round] = self._write(f"round-{progress.round:06d}", progress.server, clients)
+        kept = max(round for round in there if round <= (progress.best_round or progress.round))
+        if (self.path / "rounds.jsonl").exists():
+            sync(self.path / "rounds.jsonl")
         state = {
-            "last": where.name,
-            "best": best,
+            "last": there[progress.round],
+            "best": there[kept],
             "round": progress.round,
             "best_round": progress.best_round,
+            "kept": kept,
             "best_value": progress.best if progress.best_round else None,
             "spent": spent,
         }
         self._count(state)
 
-    def revise(self, server: State, clients: State) -> None:
-        """Put a new state in the best round's place: what a finished run knows has changed."""
+    def save_best(self, server: State, clients: State) -> None:
+        """The state of the best round, which had no checkpoint."""
+        index = self._index()
+        where = self._write(f"round-{index['best_round']:06d}", server, clients)
+        self._count(index | {"best": where, "kept": index["best_round"]})
+
+    def revise(self, server: State, clients: State, life: dict[str, Any]) -> None:
+        """Put a new state, and the note of what changed, in the best round's place."""
         index = self._index()
         number = index.get("revision", 0) + 1
-        where = self._write(f"revision-{number:06d}", server, clients)
-        self._count(index | {"last": where.name, "best": where.name, "revision": number})
+        where = self._write(f"revision-{number:06d}", server, clients, life)
+        self._count(index | {"last": where, "best": where, "revision": number})
 
-    def _write(self, name: str, server: State, clients: State) -> Path:
+    @property
+    def life(self) -> dict[str, Any]:
+        """What was revised; earlier versions kept the note beside run.json."""
+        while True:
+            index = self._index()
+            life = self._json(f"checkpoints/{index.get('best')}/life.json", self._json("life.json", {}))
+            if self._index() == index:  # else its writer has gone on meanwhile
+                return life
+
+    def _write(self, name: str, server: State, clients: State, life: dict[str, Any] | None = None) -> str:
         where = self.checkpoints / name
         shutil.rmtree(where, ignore_errors=True)
-        where.mkdir()
-        save_file(_apart(server), where / "server.safetensors")
-        save_file(_apart(clients), where / "clients.safetensors")
-        return where
+        try:
+            with writing(where):
+                where.mkdir(parents=True)
+                write_tensors(where / "server.safetensors", server)
+                write_tensors(where / "clients.safetensors", clients)
+                if life is not None:
+                    write_json(where / "life.json", life)
+                sync(where)
+                sync(self.checkpoints)
+        except UserError:
+            shutil.rmtree(where, ignore_errors=True)  # a full disk gets its room back
+            raise
+        return name
 
     def _count(self, index: dict[str, Any]) -> None:
-        """Make an index the one that counts, and remove what it does not name."""
+        """Make an index the one that counts."""
         write_json(self.checkpoints / "index.json", index)
+        self._sweep(index)
+
+    def _sweep(self, index: dict[str, Any]) -> None:
+        """Remove what an index does not name: of a forgotten user nothing may stay."""
         for old in [*self.checkpoints.glob("round-*"), *self.checkpoints.glob("revision-*")]:
-            if old.name not in (index["last"], index["best"]):
+            if old.name not in (index.get("last"), index.get("best")):
                 shutil.rmtree(old)
+        if index and (self.checkpoints / index["best"] / "life.json").exists():
+            (self.path / "life.json").unlink(missing_ok=True)
 
     def drop_checkpoints(self) -> None:
         """Keep the figures of a finished run alone."""
@@ -119,16 +213,20 @@ class RunFolder:
 
     def log(self, record: RoundRecord) -> None:
         """Append a line to rounds.jsonl."""
-        with (self.path / "rounds.jsonl").open("a") as file:
-            file.write(to_json(dataclasses.asdict(record)) + "\n")
+        append(self.path / "rounds.jsonl", to_json(dataclasses.asdict(record)))
 
     def load(self, which: str) -> tuple[State, State] | None:
         """(server, clients) of the `last` or the `best` checkpoint; None before the first."""
-        index = self._index()
-        if not index:
-            return None
-        where = self.checkpoints / index[which]
-        return load_file(where / "server.safetensors"), load_file(where / "clients.safetensors")
+        while index := self._index():
+            where = self.checkpoints / index[which]
+            try:
+                return read_tensors(where / "server.safetensors"), read_tensors(where / "clients.safetensors")
+            except OSError as error:
+                if self._index() == index:  # else its writer has gone on to the next one meanwhile
+                    again = f"remove {self.checkpoints} and tacit resume {self.path} to train it again"
+                    way = "start a new run" if self.revision else again
+                    raise UserError(f"{where} cannot be read: {error}; restore it from a copy, or {way}") from error
+        return None
 
     def progress(self, server: State) -> tuple[Progress, dict[str, float]]:
         """Where the run stands, and what it has spent so far; lines behind the last checkpoint are cut off."""
@@ -143,72 +241,34 @@ class RunFolder:
         return Progress(server, index["round"], index["best_round"], best, history), index["spent"]
 
     def rounds(self) -> list[dict[str, Any]]:
-        """The lines of rounds.jsonl; a line cut short by a kill is left out."""
+        """The lines of rounds.jsonl; one cut short by a kill is left out, a file that lacks finished rounds refused."""
+        finished = max(self.last_round, (self.summary or {}).get("rounds", 0))
         path = self.path / "rounds.jsonl"
-        out = []
-        for line in path.read_text().splitlines() if path.exists() else []:
-            try:
-                out.append(from_json(line))
-            except json.JSONDecodeError:
-                break
+        out: list[dict[str, Any]] = []
+        with suppress(ValueError, TypeError, KeyError):  # the rest is cut off
+            for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+                value = from_json(line)
+                if value["round"] != len(out) + 1:
+                    break
+                out.append(value)
+        if len(out) < finished:
+            raise UserError(
+                f"{path} has {len(out)} of {finished} finished rounds: its totals would be wrong; "
+                "restore it from a copy, or start a new run"
+            )
         return out
 
     def _index(self) -> dict[str, Any]:
-        return self._json("checkpoints/index.json") if (self.checkpoints / "index.json").exists() else {}
+        return self._json("checkpoints/index.json", {})
 
-    def _json(self, name: str) -> dict[str, Any]:
+    def _json(self, name: str, default: dict[str, Any] | None = None) -> dict[str, Any]:
+        path = self.path / name
+        if default is not None and not path.exists():
+            return default
         try:
-            value = from_json((self.path / name).read_text())
-        except (OSError, json.JSONDecodeError) as error:
-            raise UserError(f"{self.path / name} cannot be read: {error}") from error
+            value = from_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be read: {error}; restore it from a copy, or start a new run") from error
         if not isinstance(value, dict):
-            raise UserError(f"{self.path / name} is not what tacit writes there")
+            raise UserError(f"{path} is not what tacit writes there; restore it from a copy, or start a new run")
         return value
-
-
-def _apart(state: State) -> State:
-    """Contiguous, and no memory under two names: safetensors refuses both."""
-    out: State = {}
-    seen: set[int] = set()
-    for name, value in state.items():
-        whole = value.contiguous()
-        if whole.numel() and whole.untyped_storage().data_ptr() in seen:
-            whole = whole.clone()
-        seen.add(whole.untyped_storage().data_ptr())
-        out[name] = whole
-    return out
-
-
-def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON as the standard has it: an infinite ε is the text "inf"."""
-    return json.dumps(_plain(value), indent=indent, ensure_ascii=False)
-
-
-def from_json(text: str) -> Any:
-    """The same, read: an ε of "inf" is infinite again."""
-    return json.loads(text, object_hook=lambda d: {k: math.inf if _endless(k, v) else v for k, v in d.items()})
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: "inf" if k.startswith("epsilon") and v == math.inf else _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
-
-
-def _endless(key: str, value: Any) -> bool:
-    return key.startswith("epsilon") and value == "inf"
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Replace a JSON file at once: a reader sees the old or the new, never a half."""
-    write_text(path, to_json(value, indent=2) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a text file at once."""
-    fresh = path.with_name(path.name + ".new")
-    with fresh.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)

@@ -1,12 +1,13 @@
 """Life after training: a run takes in new interactions and forgets users, without a pass over everyone else.
 
-Only methods that keep sums can (tally): they have `revise`. What changed is kept in the run's folder as the training
-sequences of the users that have new interactions; of a forgotten user only the id is kept, so that the data set's
-copy of that user is left out whenever the run is opened again.
+Only methods that keep sums can (tally): they have `revise`. What changed is kept beside the new sums, and counts with
+them at once, as the training sequences of the users that have new interactions; of a forgotten user only the id is
+kept, so that the data set's copy of that user is left out whenever the run is opened again.
 """
 
-import json
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tacit.core.capabilities import Revisable
-from tacit.core.payload import State
 from tacit.data.imported import read_file
 from tacit.data.interactions import Interactions
 from tacit.data.ragged import Ragged
 from tacit.data.splits import Split
 from tacit.errors import UserError
-from tacit.runs.folder import RunFolder, write_json
+from tacit.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from tacit.runs.run import Run
@@ -38,12 +38,7 @@ class Life:
     @classmethod
     def of(cls, folder: RunFolder) -> "Life":
         """As the folder has it."""
-        path = folder.path / "life.json"
-        return cls(**json.loads(path.read_text())) if path.exists() else cls()
-
-    def save(self, folder: RunFolder) -> None:
-        """Keep it."""
-        write_json(folder.path / "life.json", {"forgotten": self.forgotten, "sequences": self.sequences})
+        return cls(**folder.life)
 
     def apply(self, split: Split) -> Split:
         """The split as the run now sees it: forgotten users are empty, others have their new sequences."""
@@ -73,15 +68,14 @@ class Life:
 
 def forget(run: "Run", user_id: str) -> None:
     """Remove one user from a run: from the sums, from the solution and from its folder."""
-    method = _reviser(run)
-    life = Life.of(run.folder)
-    user = run.split.data.user_index(user_id)
-    if str(user_id) in life.forgotten:
-        raise UserError(f"user '{user_id}' is already forgotten by {run.folder.path}")
-    server = method.revise(run.load_best(), run.split.train[user], np.zeros(0, dtype=np.int64))
-    life.forgotten.append(str(user_id))
-    life.sequences.pop(str(user_id), None)
-    _keep(run, server, life)
+    with _revising(run) as (method, life):
+        user = run.split.data.user_index(user_id)
+        if str(user_id) in life.forgotten:
+            raise UserError(f"user '{user_id}' is already forgotten by {run.folder.path}")
+        server = method.revise(run.load_best(), run.split.train[user], np.zeros(0, dtype=np.int64))
+        life.forgotten.append(str(user_id))
+        life.sequences.pop(str(user_id), None)
+        run.folder.revise(server, run.fleet.store.leaves, asdict(life))
 
 
 @dataclass(frozen=True)
@@ -97,30 +91,29 @@ class Update:
 
 def update(run: "Run", path: Path, user: str = "user", item: str = "item", time: str | None = None) -> Update:
     """Add the interactions of a CSV or Parquet file, behind what each user has; unknown users are new ones."""
-    method = _reviser(run)
-    life = Life.of(run.folder)
     new = read_file(path, user, item, time)
-    catalogue = {name: index for index, name in enumerate(run.split.data.item_ids.tolist())}
-    known_users = {name: index for index, name in enumerate(run.split.data.user_ids.tolist())}
-    server = run.load_best()
-    added = fresh = unknown_items = repeated = touched = 0
-    for name, items in _by_user(new):
-        if name in life.forgotten:
-            raise UserError(f"user '{name}' of {path.name} is forgotten by {run.folder.path}; remove its rows")
-        inside = [catalogue[i] for i in items if i in catalogue]
-        unknown_items += len(items) - len(inside)
-        old = run.split.train[known_users[name]] if name in known_users else np.zeros(0, dtype=np.int64)
-        have = set(old.tolist())
-        extra = [i for i in dict.fromkeys(inside) if i not in have]
-        repeated += len(inside) - len(extra)
-        if extra:
-            sequence = np.concatenate([old, np.array(extra, dtype=np.int64)])
-            server = method.revise(server, old, sequence)
-            life.sequences[name] = sequence.tolist()
-            fresh += name not in known_users
-            added += len(extra)
-            touched += 1
-    _keep(run, server, life)
+    with _revising(run) as (method, life):
+        catalogue = {name: index for index, name in enumerate(run.split.data.item_ids.tolist())}
+        known_users = {name: index for index, name in enumerate(run.split.data.user_ids.tolist())}
+        server = run.load_best()
+        added = fresh = unknown_items = repeated = touched = 0
+        for name, items in _by_user(new):
+            if name in life.forgotten:
+                raise UserError(f"user '{name}' of {path.name} is forgotten by {run.folder.path}; remove its rows")
+            inside = [catalogue[i] for i in items if i in catalogue]
+            unknown_items += len(items) - len(inside)
+            old = run.split.train[known_users[name]] if name in known_users else np.zeros(0, dtype=np.int64)
+            have = set(old.tolist())
+            extra = [i for i in dict.fromkeys(inside) if i not in have]
+            repeated += len(inside) - len(extra)
+            if extra:
+                sequence = np.concatenate([old, np.array(extra, dtype=np.int64)])
+                server = method.revise(server, old, sequence)
+                life.sequences[name] = sequence.tolist()
+                fresh += name not in known_users
+                added += len(extra)
+                touched += 1
+        run.folder.revise(server, run.fleet.store.leaves, asdict(life))
     return Update(touched, fresh, added, unknown_items, repeated)
 
 
@@ -138,7 +131,9 @@ def _rebuilt(rows: Ragged, total: int, gone: NDArray[np.bool_], changed: dict[in
     return Ragged.of(np.concatenate(owner), np.concatenate([rows.values[keep], *changed.values()]), total)
 
 
-def _reviser(run: "Run") -> Revisable:
+@contextmanager
+def _revising(run: "Run") -> Iterator[tuple[Revisable, Life]]:
+    """The method and what happened so far, while nobody else writes."""
     if not isinstance(run.method, Revisable):
         raise UserError(
             f"{run.config.method} cannot take in or forget a user exactly: it keeps no sums; "
@@ -146,9 +141,9 @@ def _reviser(run: "Run") -> Revisable:
         )
     if reason := run.method.fixed():
         raise UserError(f"{run.folder.path} cannot be revised: {reason}")
-    return run.method
-
-
-def _keep(run: "Run", server: State, life: Life) -> None:
-    life.save(run.folder)
-    run.folder.revise(server, run.fleet.store.leaves)
+    with run.folder.writer():
+        if run.folder.summary is None:
+            raise UserError(f"{run.folder.path} is not finished; tacit resume {run.folder.path} first")
+        if run.folder.revision != run.revision:
+            raise UserError(f"{run.folder.path} has been revised since it was opened; try again")
+        yield run.method, Life.of(run.folder)

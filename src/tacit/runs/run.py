@@ -2,83 +2,48 @@
 
 import dataclasses
 import math
-import platform
-import resource
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from datetime import datetime
-from functools import partial
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import torch
 
 from tacit.config import RunConfig, build, config
 from tacit.core.capabilities import Trimming, groups
-from tacit.core.closed_form import ClosedForm
-from tacit.core.fleet import SimulatedFleet, Traffic
+from tacit.core.fleet import SimulatedFleet
 from tacit.core.local import local_round
 from tacit.core.method import Method
 from tacit.core.payload import State
-from tacit.core.rounds import Plan, Progress, federate, participation, participation_of, sample
-from tacit.core.workers import cpu_seconds, workers_memory
+from tacit.core.rounds import Plan, Progress, federate, sample
+from tacit.core.store import ClientStore
 from tacit.data.cohort import Federation
 from tacit.data.downloads import Progress as DownloadProgress
-from tacit.data.ragged import Ragged
-from tacit.data.sources import load
-from tacit.data.splits import Split, split
+from tacit.data.splits import Split
 from tacit.errors import UserError
 from tacit.evaluation.metrics import Metrics, all_of
 from tacit.evaluation.protocol import Evaluator, by_activity, gap
 from tacit.methods import find
-from tacit.privacy.mechanisms import MECHANISMS, Mechanism, named
-from tacit.privacy.secure_fleet import SecureFleet, check_sum
-from tacit.privacy.secure_sum import honest
-from tacit.privacy.shared_noise import SharedGaussian, for_budget
+from tacit.privacy.secure_fleet import SecureFleet
+from tacit.runs.assembly import (
+    Protecting,
+    clients_of,
+    description,
+    federation_of,
+    mechanism_of,
+    method_of,
+    plan_of,
+    written_mechanism,
+)
 from tacit.runs.folder import RunFolder
 from tacit.runs.life import Life
+from tacit.runs.saving import Saver
+from tacit.runs.summary import Summary, clock, summarise
+
+__all__ = ["Recommendation", "Run", "Summary", "Watch", "recommend", "reopen", "resume", "run", "start"]
 
 Watch = Callable[[Progress, Plan], None]  # told of every finished round
-
-
-@dataclass(frozen=True)
-class Summary:
-    """The result of a run: summary.json."""
-
-    method: str
-    data: str
-    protocol: str
-    seed: int
-    rounds: int
-    best_round: int
-    valid: Metrics
-    test: Metrics
-    test_sampled99: Metrics | None
-    groups: dict[str, Metrics]  # of `test`, by users' activity and, where the method has any, by its groups of clients
-    bytes_up: int
-    bytes_down: int
-    bytes_to_rank: float  # what a client downloads before it can rank, on average
-    clients: int
-    client_rounds: int  # trainings of a client, over all rounds
-    seconds: float
-    cpu_seconds: float
-    peak_memory_mb: float
-    epsilon: float | None
-    scored_with: str
-    users_evaluated: int
-    users_too_short: int
-    duplicates: int
-    settings: dict[str, Any] = field(default_factory=dict)
-    folder: str = ""
-    group_bytes: dict[str, dict[str, int]] = field(default_factory=dict)  # clients; a client's bytes a round, by group
-    ldp: dict[str, Any] | None = None  # the noise on uploads, and `epsilon_round`, what a round costs a client
-    dp: dict[str, Any] | None = None  # the noise on secure sums, likewise
-    bytes_kept: float | None = None  # what a client keeps for its next training, on average; None: not known here
-    bytes_server: float | None = None  # the server's state
-    gap: Metrics = field(default_factory=dict)  # of `groups` by activity, the largest of each metric minus the smallest
 
 
 @dataclass(frozen=True)
@@ -101,76 +66,81 @@ class Run:
     fleet: SimulatedFleet
     plan: Plan
     folder: RunFolder
-    mechanism: Mechanism | SharedGaussian | None = None
+    mechanism: Protecting | None = None
+    revision: int = 0  # of the folder when it was opened
 
     def go_on(self, watch: Watch | None = None) -> Summary:
         """Train from where the folder stands, then read the test set once, at the best round."""
-        spent_since = clock()
+        with self.folder.writer():
+            if summary := self.folder.summary:
+                return Summary(**summary)
+            return self._go_on(watch)
+
+    def _go_on(self, watch: Watch | None) -> Summary:
         self.fleet.muster()
         server = self.method.init_server(self.fleet.federation)
         if found := self.folder.load("last"):
             server, clients = found
             self.fleet.store.load(clients)
-        progress, spent = self.folder.progress(server)
-        now_spent = partial(spent_since, spent)
+        progress, before = self.folder.progress(server)
+        spent = clock(before)
+        saver = Saver(self.folder, self.config.checkpoint_every, self.fleet.store.leaves, spent)
         evaluator = Evaluator(self.split, all_of(self.config.select, *self.config.metrics))
 
         def record(progress: Progress, improved: bool) -> None:
             self.folder.log(progress.history[-1])
-            due = progress.round % self.config.checkpoint_every == 0 or progress.round == self.plan.rounds
-            if improved or (
-                due and not isinstance(self.method, ClosedForm)
-            ):  # a candidate that is no better need not be kept
-                self.folder.save(progress, self.fleet.store.leaves, improved, now_spent())
-            if watch:
-                watch(progress, self.plan)
+            saver.offer(progress, improved)
+            try:
+                if watch:
+                    watch(progress, self.plan)
+            except KeyboardInterrupt:  # within a round clients are in two states, here they are in one
+                saver.save(progress)
+                raise
 
         def validate(server: State) -> Metrics:
             return evaluator(self.fleet.scores(server, "valid"), "valid").main
 
         budget = self.mechanism.epsilon if self.mechanism else None
         progress = federate(self.method, self.fleet, validate, self.plan, record, progress, budget)
-        progress.server = {}  # some have a table for every client, and the best round's comes from its file
-        best = self.load_best()
+        saver.save(progress)
+        best = self._at_best(progress)
         activity = by_activity(self.split)
         test = evaluator(self.fleet.scores(best, "test"), "test", activity | self.groups())
-        chosen = next((r for r in progress.history if r.round == progress.best_round), progress.history[-1])
-        summary = Summary(
-            method=self.config.method,
-            data=self.config.data,
-            protocol=self.config.protocol,
-            seed=self.config.seed,
-            rounds=progress.round,
-            best_round=chosen.round,
-            valid=chosen.valid or {},
-            test=test.main,
-            test_sampled99=test.sampled99,
-            groups=test.groups,
-            gap=gap([test.groups[name] for name in activity]),
-            bytes_up=sum(r.bytes_up for r in progress.history),
-            bytes_down=sum(r.bytes_down for r in progress.history),
+        summary = summarise(
+            self.config,
+            self.method,
+            self.folder.path,
+            progress,
+            best,
+            test,
+            self.mechanism,
+            spent(),
             clients=self.fleet.federation.n_clients,
-            client_rounds=sum(r.clients for r in progress.history),
             bytes_to_rank=self.bytes_to_rank(best),
-            epsilon=progress.history[-1].epsilon,
-            scored_with=self.method.scored_with,
-            users_evaluated=test.users,
             users_too_short=self.split.too_short,
             duplicates=self.split.data.duplicates,
-            settings=dataclasses.asdict(self.method),
-            folder=str(self.folder.path),
-            ldp=_stated(self.mechanism, Mechanism, cost=True),
             group_bytes=self.bytes_by_group(best),
-            dp=_stated(self.mechanism, SharedGaussian, cost=True),
             bytes_kept=self.bytes_kept(),
-            bytes_server=sum(leaf.nbytes for leaf in best.values()),
-            **now_spent(),
+            gap=gap([test.groups[name] for name in activity]),
         )
         self.folder.finish(dataclasses.asdict(summary))
         return summary
 
+    def _at_best(self, progress: Progress) -> State:
+        """Bring server and clients to the best round; one without a checkpoint is trained again from the one before."""
+        if progress.best_round in (0, progress.round):
+            return progress.server
+        progress.server = {}  # some have a table for every client
+        server, kept = self.load_best(), self.folder.best_round
+        if kept < progress.best_round:
+            plan = dataclasses.replace(self.plan, rounds=progress.best_round, patience=0)
+            again = Progress(server, kept)
+            server = federate(self.method, self.fleet, lambda _: {plan.select: 0.0}, plan, _nothing, again).server
+            self.folder.save_best(server, self.fleet.store.leaves)
+        return server
+
     def load_best(self) -> State:
-        """Bring server and clients to the best round; gives the server's state."""
+        """Bring server and clients to the best checkpoint; gives the server's state."""
         found = self.folder.load("best")
         if found is None:
             raise UserError(f"{self.folder.path} has no finished round yet; tacit resume goes on with it")
@@ -239,108 +209,40 @@ class Run:
         return [data.title(i) for i in reversed(known[-k:])]
 
 
-def check(configuration: RunConfig) -> None:
-    """Refuse before anything runs what would be refused at its start."""
-    method = build(find(configuration.method), configuration.settings)
-    if configuration.secure:
-        check_sum(method)
-    if configuration.ldp is not None or configuration.dp is not None:
-        mechanism_of(configuration, method, _federation(configuration, method, None))
-
-
 def start(configuration: RunConfig, out: Path | None = None, progress: DownloadProgress | None = None) -> Run:
     """Make the folder of a new run and everything in it, ready to go on."""
-    method = build(find(configuration.method), configuration.settings)
-    if configuration.secure:
-        check_sum(method)
-    federation = _federation(configuration, method, progress)
-    if not federation.split.test.lengths.any():
+    method = method_of(configuration)
+    federation = federation_of(configuration, method, progress)
+    divided = federation.split
+    if not divided.test.lengths.any():
         raise UserError(f"nobody in {configuration.data} has 3 interactions or more: there is nothing to evaluate on")
     mechanism = mechanism_of(configuration, method, federation)
-    path = out or free_folder(configuration)
-    folder = RunFolder.create(
-        path,
-        {
-            "config": configuration.model_dump(),
-            "settings": dataclasses.asdict(method),
-            "ldp": _stated(mechanism, Mechanism),
-            "dp": _stated(mechanism, SharedGaussian),
-            "scored_with": method.scored_with,
-            "fingerprint": federation.split.data.fingerprint(),
-            "data": {
-                "users": federation.n_users,
-                "items": federation.n_items,
-                "interactions": len(federation.split.data),
-                "duplicates": federation.split.data.duplicates,
-                "users_too_short": federation.split.too_short,
-            },
-            "versions": {
-                "tacit": version("tacit"),
-                "torch": torch.__version__,
-                "numpy": version("numpy"),
-                "python": platform.python_version(),
-            },
-            "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        },
-    )
-    return _assemble(configuration, method, federation, folder, mechanism)
-
-
-def mechanism_of(configuration: RunConfig, method: Method, federation: Federation) -> Mechanism | SharedGaussian | None:
-    """What a run was asked for, tried on a client of one user: what it cannot cover is refused before a start."""
-    asked, shared = configuration.ldp, configuration.dp
-    if asked is None and shared is None:
-        return None
-    if method.pooled:
-        raise UserError(f"{configuration.method} is centralised: nobody uploads anything that --ldp could cover")
-    plan = _plan(configuration, method)
-    most = int(participation(method, plan, federation.n_clients, range(1, plan.rounds + 1)).max())
-    mechanism: Mechanism | SharedGaussian
-    if shared is not None:
-        summed = honest(len(sample(federation.n_clients, plan.fraction, plan.seed, 1)))
-        if shared.epsilon is None:
-            mechanism = SharedGaussian(shared.clip, shared.noise or 0.0, summed, shared.delta)
-        else:
-            mechanism = for_budget(shared.clip, shared.epsilon, most, summed, shared.delta)
-    elif asked is not None and asked.epsilon is not None:
-        mechanism = MECHANISMS.find(asked.kind).for_target(asked.clip or 0.0, asked.epsilon, most, asked.delta)
-    elif asked is not None:
-        mechanism = named(asked.kind, asked.scale or 0.0, clip=asked.clip or 0.0, delta=asked.delta)
-    alone = Federation(federation.split, Ragged(np.array([0, 1]), np.array([0])))
-    trial = SimulatedFleet(method, alone, threads=1, protection=mechanism)
-    for _ in trial.train(method.init_server(alone), torch.arange(1), 1, Traffic()):
-        pass
-    mechanism.epsilon(1)  # says so if the package it needs is missing
-    return mechanism
+    figures = {
+        "users": federation.n_users,
+        "items": federation.n_items,
+        "interactions": len(divided.data),
+        "duplicates": divided.data.duplicates,
+        "users_too_short": divided.too_short,
+    }
+    written = description(configuration, method, mechanism, divided.data.fingerprint(), figures)
+    folder = RunFolder.create(out or free_folder(configuration), written)
+    return _run(configuration, method, federation, folder, mechanism)
 
 
 def reopen(path: Path, progress: DownloadProgress | None = None) -> Run:
     """A run from its folder; refuses data that have changed since."""
     folder = RunFolder.open(path)
-    written = folder.run
+    revision, written = folder.revision, folder.run
     configuration = config(**written["config"])
     method = build(find(configuration.method), written["settings"])
-    federation = _federation(configuration, method, progress)
+    federation = federation_of(configuration, method, progress)
     if federation.split.data.fingerprint() != written["fingerprint"]:
         raise UserError(f"the data set {configuration.data} is not the one {path} was started with; start a new run")
     life = Life.of(folder)
     if life.forgotten or life.sequences:
-        lived = life.apply(federation.split)
-        groups = configuration.clients or lived.n_users
-        federation = Federation.of_users(lived) if groups == lived.n_users else Federation.of_groups(lived, groups)
-    mechanism: Mechanism | SharedGaussian | None = None
-    if written.get("ldp"):
-        mechanism = named(**written["ldp"])
-    elif written.get("dp"):
-        mechanism = SharedGaussian(**written["dp"])
-    return _assemble(configuration, method, federation, folder, mechanism)
-
-
-def _stated(mechanism: Mechanism | SharedGaussian | None, kind: type, cost: bool = False) -> dict[str, Any] | None:
-    """A mechanism of that kind as it is written down."""
-    if mechanism is None or not isinstance(mechanism, kind):
-        return None
-    return mechanism.stated() | ({"epsilon_round": mechanism.epsilon(1)} if cost else {})
+        federation = clients_of(configuration, method, life.apply(federation.split))
+    made = _run(configuration, method, federation, folder, written_mechanism(written))
+    return dataclasses.replace(made, revision=revision)
 
 
 def run(method: str = "tally", *, out: str | Path | None = None, watch: Watch | None = None, **options: Any) -> Summary:
@@ -348,40 +250,44 @@ def run(method: str = "tally", *, out: str | Path | None = None, watch: Watch | 
     return start(config(method=method, **options), Path(out) if out else None).go_on(watch)
 
 
-def resume(folder: str | Path, watch: Watch | None = None) -> Summary:
-    """Go on with a run that was stopped; a finished one is only read."""
+def resume(folder: str | Path, watch: Watch | None = None, rounds: int | None = None) -> Summary:
+    """Go on with a run that was stopped; a finished one is only read, unless more `rounds` are asked for."""
     path = Path(folder)
+    if rounds is not None:
+        extend(path, rounds)
     if summary := RunFolder.open(path).summary:
         return Summary(**summary)
     return reopen(path).go_on(watch)
 
 
+def extend(path: Path, rounds: int) -> None:
+    """Let a run have `rounds` rounds in all; it is then resumed like one that was stopped."""
+    folder = RunFolder.open(path)
+    with folder.writer():
+        written = folder.run
+        asked = config(**written["config"])
+        method = build(find(asked.method), written["settings"])
+        longer = asked.model_copy(update={"rounds": rounds})
+        planned, done = plan_of(asked, method).rounds, folder.last_round
+        if rounds == planned:
+            return
+        if plan_of(longer, method).rounds != rounds:
+            raise UserError(f"{asked.method} has {planned} rounds of its own; {path} cannot have more")
+        if rounds < max(planned, done):
+            raise UserError(f"{path} has {max(planned, done)} rounds already; ask for more than that")
+        if folder.revision or (folder.summary and not done):
+            why = "has been revised since it was trained" if folder.revision else "has no checkpoint to go on from"
+            raise UserError(f"{path} {why}; start a new run with --rounds {rounds}")
+        if any(own is not None and own.epsilon is not None for own in (asked.ldp, asked.dp)):
+            raise UserError(f"the noise of {path} was chosen for its ε after {planned} rounds; start a new run")
+        if folder.summary and done < planned:
+            raise UserError(f"{path} ended after {done} rounds by its patience; start a new run without --patience")
+        folder.extend(rounds)
+
+
 def recommend(folder: str | Path, user: str, k: int = 10) -> list[Recommendation]:
     """The k best items for a user, from a run's best round."""
     return reopen(Path(folder)).recommend(user, k)
-
-
-def clock() -> Callable[[dict[str, float]], dict[str, float]]:
-    """Started now: what a run has spent, given what it had spent before."""
-    began, cpu = time.perf_counter(), cpu_seconds()
-
-    def spent(before: dict[str, float]) -> dict[str, float]:
-        return {
-            "seconds": before.get("seconds", 0.0) + time.perf_counter() - began,
-            "cpu_seconds": before.get("cpu_seconds", 0.0) + cpu_seconds() - cpu,
-            "peak_memory_mb": max(before.get("peak_memory_mb", 0.0), peak_memory_mb() + workers_memory() / 2**20),
-        }
-
-    return spent
-
-
-def peak_memory_mb() -> float:
-    """The most memory this process has held. Linux hands ru_maxrss down from the parent, so its own figure is read."""
-    try:
-        status = Path("/proc/self/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) / 1024
-    except (OSError, IndexError):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def free_folder(configuration: RunConfig) -> Path:
@@ -395,44 +301,28 @@ def free_folder(configuration: RunConfig) -> Path:
     return path
 
 
-def _federation(configuration: RunConfig, method: Method, progress: DownloadProgress | None) -> Federation:
-    data = load(configuration.data, configuration.min_interactions, progress)
-    divided = split(data, configuration.protocol, configuration.seed)
-    if method.pooled:
-        return Federation.of_groups(divided, 1)
-    if configuration.clients > data.n_users:
-        raise UserError(f"clients={configuration.clients} is more than the {data.n_users:,} users of {data.name}")
-    return (
-        Federation.of_groups(divided, configuration.clients) if configuration.clients else Federation.of_users(divided)
-    )
+def _nothing(progress: Progress, improved: bool) -> None:
+    """These rounds were written down when they were run first."""
 
 
-def _assemble(
-    configuration: RunConfig,
-    method: Method,
-    federation: Federation,
-    folder: RunFolder,
-    mechanism: Mechanism | SharedGaussian | None,
+def client_store(asked: RunConfig, method: Method, federation: Federation, folder: RunFolder) -> ClientStore:
+    """Clients as they begin; mapped into files of its own, for a reader must not write into those of a live run."""
+    if not asked.mapped:
+        return ClientStore(method, federation)
+    with TemporaryDirectory(prefix="clients-", dir=folder.path, ignore_cleanup_errors=True) as place:
+        return ClientStore(method, federation, Path(place))  # what is mapped needs its name no more
+
+
+def _run(
+    asked: RunConfig, method: Method, federation: Federation, folder: RunFolder, mechanism: Protecting | None
 ) -> Run:
-    fleet = (SecureFleet if configuration.secure else SimulatedFleet)(
+    fleet = (SecureFleet if asked.secure else SimulatedFleet)(
         method,
         federation,
-        chunk=configuration.chunk,
-        threads=configuration.threads or None,
-        folder=folder.path / "clients" if configuration.mapped else None,
+        chunk=asked.chunk,
+        threads=asked.threads or None,
+        store=client_store(asked, method, federation, folder),
         protection=mechanism,
-        sums=not configuration.secure,
+        sums=not asked.secure,
     )
-    plan = _plan(configuration, method)
-    return Run(configuration, method, federation.split, fleet, plan, folder, mechanism)
-
-
-def _plan(configuration: RunConfig, method: Method) -> Plan:
-    return Plan(
-        rounds=method.length(configuration.rounds),
-        seed=configuration.seed,
-        **participation_of(method),
-        select=configuration.select,
-        evaluate_every=configuration.evaluate_every,
-        patience=configuration.patience,
-    )
+    return Run(asked, method, federation.split, fleet, plan_of(asked, method), folder, mechanism)

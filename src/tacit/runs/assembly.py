@@ -1,0 +1,140 @@
+"""From a configuration to the parts of a run: method, federation, mechanism, plan and what run.json says of them."""
+
+import dataclasses
+import platform
+from datetime import datetime
+from importlib.metadata import version
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from tacit.config import RunConfig, build
+from tacit.core.fleet import SimulatedFleet, Traffic
+from tacit.core.method import Method
+from tacit.core.rounds import Plan, participation, participation_of, sample
+from tacit.data.cohort import Federation
+from tacit.data.downloads import Progress as DownloadProgress
+from tacit.data.ragged import Ragged
+from tacit.data.sources import load
+from tacit.data.splits import Split, split
+from tacit.errors import UserError
+from tacit.methods import find
+from tacit.privacy.mechanisms import MECHANISMS, Mechanism, named
+from tacit.privacy.secure_fleet import check_sum
+from tacit.privacy.secure_sum import honest
+from tacit.privacy.shared_noise import SharedGaussian, for_budget
+
+Protecting: TypeAlias = Mechanism | SharedGaussian
+
+
+def method_of(asked: RunConfig) -> Method:
+    """The method with its settings; one that cannot do what was asked is refused."""
+    method = build(find(asked.method), asked.settings)
+    if asked.secure:
+        check_sum(method)
+    return method
+
+
+def check(asked: RunConfig) -> None:
+    """Refuse before anything runs what would be refused at its start."""
+    method = method_of(asked)
+    if asked.ldp is not None or asked.dp is not None:
+        mechanism_of(asked, method, federation_of(asked, method, None))
+
+
+def plan_of(asked: RunConfig, method: Method) -> Plan:
+    """How long to run and how to choose."""
+    return Plan(
+        rounds=method.length(asked.rounds),
+        seed=asked.seed,
+        **participation_of(method),
+        select=asked.select,
+        evaluate_every=asked.evaluate_every,
+        patience=asked.patience,
+    )
+
+
+def federation_of(asked: RunConfig, method: Method, progress: DownloadProgress | None) -> Federation:
+    """The data set, split and handed out to its clients."""
+    data = load(asked.data, asked.min_interactions, progress)
+    if asked.clients > data.n_users and not method.pooled:
+        raise UserError(f"clients={asked.clients} is more than the {data.n_users:,} users of {data.name}")
+    return clients_of(asked, method, split(data, asked.protocol, asked.seed))
+
+
+def clients_of(asked: RunConfig, method: Method, divided: Split) -> Federation:
+    """Users as clients: one each, so many groups, or all in one place."""
+    groups = 1 if method.pooled else asked.clients
+    return Federation.of_groups(divided, groups) if groups else Federation.of_users(divided)
+
+
+def mechanism_of(asked: RunConfig, method: Method, federation: Federation) -> Protecting | None:
+    """What a run was asked for, tried on a client of one user: what it cannot cover is refused before a start."""
+    own, shared = asked.ldp, asked.dp
+    if own is None and shared is None:
+        return None
+    if method.pooled:
+        raise UserError(f"{asked.method} is centralised: nobody uploads anything that --ldp could cover")
+    plan = plan_of(asked, method)
+    most = int(participation(method, plan, federation.n_clients, range(1, plan.rounds + 1)).max())
+    mechanism: Protecting
+    if shared is not None:
+        summed = honest(len(sample(federation.n_clients, plan.fraction, plan.seed, 1)))
+        if shared.epsilon is None:
+            mechanism = SharedGaussian(shared.clip, shared.noise or 0.0, summed, shared.delta)
+        else:
+            mechanism = for_budget(shared.clip, shared.epsilon, most, summed, shared.delta)
+    elif own is not None and own.epsilon is not None:
+        mechanism = MECHANISMS.find(own.kind).for_target(own.clip or 0.0, own.epsilon, most, own.delta)
+    elif own is not None:
+        mechanism = named(own.kind, own.scale or 0.0, clip=own.clip or 0.0, delta=own.delta)
+    alone = Federation(federation.split, Ragged(np.array([0, 1]), np.array([0])))
+    trial = SimulatedFleet(method, alone, threads=1, protection=mechanism)
+    for _ in trial.train(method.init_server(alone), torch.arange(1), 1, Traffic()):
+        pass
+    mechanism.epsilon(1)  # says so if the package it needs is missing
+    return mechanism
+
+
+def written_mechanism(run: dict[str, Any]) -> Protecting | None:
+    """The mechanism that run.json states."""
+    if run.get("ldp"):
+        return named(**run["ldp"])
+    return SharedGaussian(**run["dp"]) if run.get("dp") else None
+
+
+def stated(mechanism: Protecting | None, cost: bool = False) -> dict[str, Any]:
+    """A mechanism as it is written down: on uploads under `ldp`, on secure sums under `dp`."""
+    out: dict[str, Any] = {"ldp": None, "dp": None}
+    if mechanism is not None:
+        kind = "ldp" if isinstance(mechanism, Mechanism) else "dp"
+        out[kind] = mechanism.stated() | ({"epsilon_round": mechanism.epsilon(1)} if cost else {})
+    return out
+
+
+def description(
+    asked: RunConfig,
+    method: Method,
+    mechanism: Protecting | None,
+    fingerprint: str,
+    data: dict[str, int],
+    **more: Any,
+) -> dict[str, Any]:
+    """run.json: what decides a run, then figures of its data, versions and when it was started."""
+    return {
+        "config": asked.model_dump(),
+        "settings": dataclasses.asdict(method),
+        **stated(mechanism),
+        "scored_with": method.scored_with,
+        "fingerprint": fingerprint,
+        **more,
+        "data": data,
+        "versions": {
+            "tacit": version("tacit"),
+            "torch": torch.__version__,
+            "numpy": version("numpy"),
+            "python": platform.python_version(),
+        },
+        "started": datetime.now().astimezone().isoformat(),
+    }
