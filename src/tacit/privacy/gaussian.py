@@ -2,15 +2,14 @@
 
 import math
 
-from scipy.optimize import brentq
-from scipy.special import log_ndtr
-
 
 def gaussian_delta(noise: float, epsilon: float) -> float:
     """δ of a release with L2 sensitivity 1 and noise of standard deviation `noise`, at a given ε.
 
     δ = Φ(1/2σ − εσ) − e^ε Φ(−1/2σ − εσ)
     """
+    from scipy.special import log_ndtr
+
     first = log_ndtr(0.5 / noise - epsilon * noise)
     second = epsilon + log_ndtr(-0.5 / noise - epsilon * noise)
     return float(math.exp(first) - math.exp(second)) if second < first else 0.0
@@ -18,6 +17,8 @@ def gaussian_delta(noise: float, epsilon: float) -> float:
 
 def gaussian_epsilon(noise: float, delta: float) -> float:
     """The smallest ε at that δ; infinite without noise."""
+    from scipy.optimize import brentq
+
     if noise <= 0:
         return math.inf
     if gaussian_delta(noise, 0.0) <= delta:
