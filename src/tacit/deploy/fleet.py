@@ -6,26 +6,22 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit.core.fleet import Traffic
 from tacit.core.method import Method
 from tacit.core.payload import Payload, State
 from tacit.data.cohort import Federation
-from tacit.data.interactions import Interactions
-from tacit.data.ragged import Ragged
-from tacit.data.splits import Split
 from tacit.deploy.checks import Refused, checked, plausible, template
 from tacit.deploy.job import Job
+from tacit.deploy.members import Member, Roll, groups_of
+from tacit.deploy.replies import Failed, between, metrics_of, of_kind, seconds_of
 from tacit.deploy.wire import ANSWERS, BadPacket, Packet, unpack
 from tacit.errors import UserError
-from tacit.evaluation.metrics import KS, NAMES
 from tacit.evaluation.protocol import Result
 from tacit.privacy import secure_sum
 from tacit.privacy.fixed_point import FixedPoint
@@ -33,9 +29,6 @@ from tacit.privacy.secure_fleet import BOUND, Layout
 
 log = logging.getLogger("tacit.server")
 
-MOST_NAME = 60  # letters of a group's name
-
-Ints = NDArray[np.int64]
 M = TypeVar("M", bound=secure_sum.Message)
 
 
@@ -58,65 +51,12 @@ class TooFew(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Member:
-    """A node in a run: how many users and clients it has, and where their numbers start."""
-
-    name: str
-    users: int
-    sizes: tuple[int, ...]  # training interactions of each client
-    first_user: int
-    first_client: int
-    dropped: int = 0
-    duplicates: int = 0
-    groups: tuple[str, ...] = ()  # what the node says of each client's device; empty: nothing
-
-    @property
-    def clients(self) -> range:
-        """The numbers of its clients."""
-        return range(self.first_client, self.first_client + len(self.sizes))
-
-
-@dataclass(frozen=True)
 class Part:
     """A node in a round."""
 
     place: int  # among the members
     member: Member
     down: Payload  # what its chosen clients are sent
-
-
-@dataclass(frozen=True)
-class Roll(Federation):
-    """A federation as its server sees it: who has how many interactions, and not one of them."""
-
-    announced: tuple[int, ...]  # |D_u| by client
-
-    @classmethod
-    def of(cls, job: Job, members: list[Member]) -> "Roll":
-        """The federation of these members."""
-        n_users = sum(m.users for m in members)
-        nothing = Ragged(np.zeros(n_users + 1, dtype=np.int64), np.zeros(0, dtype=np.int64))
-        none = np.zeros(0, dtype=np.int64)
-        items = np.array(job.items, dtype=np.str_)
-        groups = None
-        if any(m.groups for m in members):  # by user: all users of a client have its group
-            named = [group for m in members for group in (m.groups or ("",) * len(m.sizes))]
-            groups = np.array(np.repeat(named, [m.users for m in members]) if job.together else named, dtype=np.str_)
-        data = Interactions("nodes", none, none, None, np.zeros(n_users, dtype="<U1"), items, groups=groups)
-        protocol: Any = job.protocol
-        split = Split(data, protocol, job.seed, nothing, nothing, nothing, nothing, {}, 0)
-        sizes = tuple(size for m in members for size in m.sizes)
-        if job.together:
-            client = np.repeat(np.arange(len(members)), [m.users for m in members])
-            owners = Ragged.of(client, np.arange(n_users), len(members))
-        else:
-            owners = Ragged(np.arange(n_users + 1), np.arange(n_users))
-        return cls(split, owners, sizes)
-
-    @cached_property
-    def sizes(self) -> Ints:
-        """(clients,) training interactions, as the nodes announced them."""
-        return np.array(self.announced, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -194,12 +134,12 @@ class FlowerFleet:
         hello = Packet("hello", {}, self.job.dump()).pack()
         for node, reply in self._ask(dict.fromkeys(new, hello), min(self.terms.deadline, self.terms.greeting)):
             try:
-                packet = _of_kind(unpack(reply), "here")
+                packet = of_kind(unpack(reply), "here")
                 name = there[node] or str(packet.head["name"])
                 users, sizes = int(packet.head["users"]), [int(size) for size in packet.head["sizes"]]
                 if len(sizes) != (min(users, 1) if self.job.together else users) or min(sizes, default=0) < 0:
                     raise Refused("it announces clients that do not add up")
-                if len(groups := _groups(packet)) not in (0, len(sizes)):
+                if len(groups := groups_of(packet)) not in (0, len(sizes)):
                     raise Refused(f"it announces {len(groups)} groups for {len(sizes)} clients")
                 if name in self._ids:
                     raise Refused(f"there is already a node '{name}'")
@@ -235,7 +175,7 @@ class FlowerFleet:
                 last.clients.stop if last else 0,
                 int(here.head.get("dropped", 0)),
                 int(here.head.get("duplicates", 0)),
-                _groups(here),
+                groups_of(here),
             )
         )
         self._enrolled()
@@ -358,7 +298,7 @@ class FlowerFleet:
         for node, reply in self._ask(messages, self.terms.deadline, traffic):
             part = silent.pop(node)
             try:
-                packet = _of_kind(unpack(reply), kind)
+                packet = of_kind(unpack(reply), kind)
                 if packet.head.get("round") != round:
                     raise Refused("it is of another round")
             except (BadPacket, Refused) as error:
@@ -401,10 +341,10 @@ class FlowerFleet:
         sums: dict[str, dict[str, float]] = {}
         for node, reply in self._ask(messages, self.terms.deadline, self._traffic):
             try:
-                packet = _of_kind(unpack(reply), "evaluated")
-                count = int(_between(packet.head["users"], 0, users[names[node]]))
-                short = int(_between(packet.head["too_short"], 0, users[names[node]] - count))
-                found = {part: _metrics(packet.head[part]) for part in self._parts()} if count else {}
+                packet = of_kind(unpack(reply), "evaluated")
+                count = int(between(packet.head["users"], 0, users[names[node]]))
+                short = int(between(packet.head["too_short"], 0, users[names[node]] - count))
+                found = {part: metrics_of(packet.head[part]) for part in self._parts()} if count else {}
             except (BadPacket, Refused, Failed, KeyError, TypeError) as error:
                 self.count.refused += 1
                 log.warning("an evaluation by node '%s' is refused: %s", names[node], error)
@@ -446,7 +386,7 @@ class FlowerFleet:
             self.count.bytes_up += len(reply)
             if traffic is not None:
                 traffic.bytes_up += len(reply)
-            worked = max(worked, _seconds(reply))
+            worked = max(worked, seconds_of(reply))
             yield node, reply
         self.count.waited += max(waited, time.perf_counter() - began)
         self.count.worked += worked
@@ -456,45 +396,8 @@ class FlowerFleet:
         return replace(self.count)
 
 
-class Failed(RuntimeError):
-    """A node that says it could not do what it was asked."""
-
-
 def _counts_clients(method: Method, federation: Federation) -> bool:
     """Whether the server's state would look different with one client more."""
     more = replace(federation.members, start=np.append(federation.members.start, federation.members.start[-1]))
     one, other = (method.init_server(Federation(federation.split, m)) for m in (federation.members, more))
     return any(one[name].shape != other[name].shape for name in one)
-
-
-def _groups(here: Packet) -> tuple[str, ...]:
-    return tuple(str(group)[:MOST_NAME] for group in here.head.get("groups", ()))
-
-
-def _of_kind(packet: Packet, kind: str) -> Packet:
-    if packet.kind == "sorry":
-        raise Failed(str(packet.head.get("error", "it does not say why"))[:80])
-    if packet.kind != kind:
-        raise Refused(f"it is '{packet.kind[:40]}', not '{kind}'")
-    return packet
-
-
-def _between(value: Any, least: float, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise Refused(f"{str(value)[:40]} is not between {least} and {most}")
-    return value
-
-
-def _metrics(found: Any) -> dict[str, float]:
-    """Every metric, each between 0 and 1."""
-    names = [f"{name}@{k}" for name in NAMES for k in KS]
-    if not isinstance(found, dict) or set(found) != set(names):
-        raise Refused("its metrics are not those of tacit")
-    return {name: _between(found[name], 0, 1) for name in names}
-
-
-def _seconds(reply: bytes) -> float:
-    try:
-        return _between(unpack(reply).head.get("seconds", 0.0), 0, 1e9)
-    except (BadPacket, Refused):
-        return 0.0

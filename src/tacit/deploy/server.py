@@ -20,8 +20,9 @@ from tacit.config import RunConfig, build
 from tacit.core.payload import State
 from tacit.core.rounds import Plan, Progress, federate, sample
 from tacit.deploy.checks import made_up
-from tacit.deploy.fleet import FlowerFleet, Grown, Link, Member, Terms, TooFew
+from tacit.deploy.fleet import FlowerFleet, Grown, Link, Terms, TooFew
 from tacit.deploy.job import Catalogue, Job, catalogue
+from tacit.deploy.members import Member
 from tacit.errors import UserError
 from tacit.evaluation.metrics import Metrics
 from tacit.methods import find
