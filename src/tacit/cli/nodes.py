@@ -48,6 +48,7 @@ def server(
     deadline: o.Deadline = 600,
     least: Annotated[float, typer.Option("--least", min=0, max=1, help="share of clients that must reply")] = 0.5,
     max_norm: Annotated[float, typer.Option("--max-norm", min=0, help="of a client's change; 0: 100 a value")] = 0,
+    most_users: Annotated[int, typer.Option("--max-users", min=1, help="that one node may announce")] = 100_000,
     wait: Annotated[float, typer.Option("--wait", min=0, help="seconds to wait for nodes")] = 3600,
     as_json: o.AsJson = False,
 ) -> None:
@@ -81,7 +82,7 @@ def server(
             nodes=nodes,
             together=together,
             wait=wait,
-            terms={"deadline": deadline, "least": least, "max_norm": max_norm},
+            terms={"deadline": deadline, "least": least, "max_norm": max_norm, "most_users": most_users},
         )
     table([Row(method, (summary,))])
     if as_json:

@@ -1,10 +1,28 @@
-"""What a node answers is read here: anything but what was asked for is refused, with the reason."""
+"""What nodes answer, read and counted: anything but what was asked for is refused, with the reason."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from tacit.deploy.checks import Refused
 from tacit.deploy.wire import BadPacket, Packet, unpack
 from tacit.evaluation.metrics import KS, NAMES
+
+
+@dataclass
+class Count:
+    """What happened between the server and its nodes since the last look."""
+
+    refused: int = 0
+    silent: int = 0
+    failed: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    waited: float = 0.0  # seconds in which the server waited for nodes
+    worked: float = 0.0  # of these, seconds in which the slowest node computed
+
+    def since(self, before: "Count") -> dict[str, float]:
+        """The difference, by name."""
+        return {name: value - getattr(before, name) for name, value in vars(self).items()}
 
 
 class Failed(RuntimeError):
@@ -14,9 +32,9 @@ class Failed(RuntimeError):
 def of_kind(packet: Packet, kind: str) -> Packet:
     """The packet, if it is of that kind."""
     if packet.kind == "sorry":
-        raise Failed(str(packet.head.get("error", "it does not say why"))[:80])
+        raise Failed(ascii(packet.head.get("error", "it does not say why"))[:80].strip("'"))
     if packet.kind != kind:
-        raise Refused(f"it is '{packet.kind[:40]}', not '{kind}'")
+        raise Refused(f"it is {packet.kind[:40]!a}, not '{kind}'")
     return packet
 
 
