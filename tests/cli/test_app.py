@@ -66,12 +66,14 @@ def test_a_terminal_of_few_letters():
         assert done.returncode == (2 if "run" in words else 0)
 
 
-@pytest.mark.parametrize("moment", [0.12, 0.3, 0.7, 1.2])
+@pytest.mark.parametrize("moment", [0.03, 0.15, 0.5, 1.0])
 def test_ctrl_c_while_it_starts(tmp_path, moment):
+    words = ["run", "fedmf", "--data", "demo", "--rounds", "1000", "--out", str(tmp_path / "run")]
+    probe = f"import sys; from tacit.cli import main; sys.argv = ['tacit', *{words!r}]; print('up', flush=True); main()"
     process = subprocess.Popen(
-        [*TACIT, "run", "fedmf", "--data", "demo", "--rounds", "1000", "--out", str(tmp_path / "run")],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", probe], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )  # fmt: skip
+    assert process.stdout.readline() == "up\n"
     time.sleep(moment)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
