@@ -9,7 +9,6 @@ import zlib
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import ndtri
 from torch import Tensor
 
 Bits = NDArray[np.uint64]
@@ -55,6 +54,8 @@ def unit(words: Bits) -> NDArray[np.float64]:
 
 def normal_of(words: Bits) -> NDArray[np.float64]:
     """A standard normal from every word, by inverting the distribution function."""
+    from scipy.special import ndtri
+
     return np.asarray(ndtri(unit(words)))
 
 

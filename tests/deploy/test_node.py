@@ -109,7 +109,7 @@ def test_a_newcomer_learns_from_its_own_items_before_it_is_served(trained, tmp_p
     rows = (np.array([*user, *["newcomer"] * len(likes)]), np.array([*item, *likes]))
     vault = Vault(tmp_path / "n1")
     work = machine._reopen(vault, vault.current, from_columns("own", *rows, np.arange(len(rows[0]) * 1.0)), 1, ())
-    down = decode(unpack((tmp_path / "n1" / work.job.id / "model.packet").read_bytes()).body)
+    down = decode(unpack((vault.job(work.job.id) / "model.packet").read_bytes()).body)
     liked = torch.tensor([i in likes for i in work.job.items])
 
     def lead():
@@ -127,7 +127,7 @@ def test_a_node_that_comes_back_has_its_private_state(trained, tmp_path):
     back = Node(old.data, old.vault.path, threads=1)
     assert back.name == "n0"
     head = {"job": old.work.job.id, "place": [0, 0], "round": 2, "phase": "valid"}
-    model = unpack((tmp_path / "n0" / old.work.job.id / "model.packet").read_bytes())
+    model = unpack((old.vault.job(old.work.job.id) / "model.packet").read_bytes())
     assert unpack(back.answer(Packet("evaluate", head, model.body).pack())).kind == "evaluated"
     for name, leaf in old.work.fleet.store.leaves.items():
         assert torch.equal(back.work.fleet.store.leaves[name], leaf)

@@ -1,8 +1,6 @@
 """k-means for servers that group what they are sent."""
 
 import torch
-from sklearn.cluster import KMeans
-from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from tacit.errors import UserError
@@ -16,6 +14,9 @@ def kmeans(points: Tensor, clusters: int, seed: int, centres: Tensor | None = No
     Goes on from given centres, so that labels keep their meaning, or takes the best of a few starts. On one thread,
     because sums whose order is left to chance would show in the last digit.
     """
+    from sklearn.cluster import KMeans
+    from threadpoolctl import threadpool_limits
+
     if not bool(torch.isfinite(points).all()):
         raise UserError("the vectors to be grouped are no longer numbers: training has diverged; lower its rates")
     first = "k-means++" if centres is None else centres.double().numpy()

@@ -27,6 +27,16 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tacit"
 
 
+def imported_names() -> list[str]:
+    """The names of imported data sets."""
+    return sorted(file.name.removesuffix(".parquet") for file in imported_file("").parent.glob("*.parquet"))
+
+
+def imported_file(name: str) -> Path:
+    """The file that keeps an imported data set."""
+    return cache_folder() / "imported" / f"{name}.parquet"
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
     """Write `path` whole or not at all, so that a kill half way leaves no broken file behind that name."""

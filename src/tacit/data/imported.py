@@ -13,7 +13,7 @@ from pathlib import Path
 
 import polars as pl
 
-from tacit.data.folders import cache_folder, writing
+from tacit.data.folders import imported_file, writing
 from tacit.data.interactions import Interactions, from_columns
 from tacit.data.raw import DATA_SETS
 from tacit.errors import UserError, unknown
@@ -43,7 +43,7 @@ def import_file(
     """
     _check_name(name)
     table = _table(Path(path), user, item, time, title, group)
-    with writing(stored(name)) as file:
+    with writing(imported_file(name)) as file:
         table.write_parquet(file)
     return load(name)
 
@@ -97,24 +97,14 @@ def _table(
     return pl.DataFrame(columns)
 
 
-def names() -> list[str]:
-    """The names of imported data sets."""
-    return sorted(file.name.removesuffix(".parquet") for file in stored("").parent.glob("*.parquet"))
-
-
-def stored(name: str) -> Path:
-    """The file that keeps an imported data set."""
-    return cache_folder() / "imported" / f"{name}.parquet"
-
-
 def count(name: str) -> int:
     """Rows of an imported data set, repeated pairs included."""
-    return _read_parquet(stored(name)).height
+    return _read_parquet(imported_file(name)).height
 
 
 def load(name: str) -> Interactions:
     """An imported data set."""
-    return _interactions(name, _read_parquet(stored(name)))
+    return _interactions(name, _read_parquet(imported_file(name)))
 
 
 def _interactions(name: str, table: pl.DataFrame) -> Interactions:

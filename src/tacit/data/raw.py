@@ -3,20 +3,23 @@
 import html
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from tacit.data.interactions import Interactions, from_columns
 from tacit.errors import UserError
 
+if TYPE_CHECKING:  # loaded where a table is read: the names of data sets do not need it
+    import polars as pl
+
 Files = Mapping[str, bytes]  # content by file name, from a folder or an archive alike
 
-Schema = dict[str, type[pl.DataType]]
+Schema = dict[str, type[int] | type[float]]
 
-_RATING: Schema = {"user": pl.Int64, "item": pl.Int64, "rating": pl.Float64}
-_RATING_AND_TIME: Schema = _RATING | {"time": pl.Int64}
+_RATING: Schema = {"user": int, "item": int, "rating": float}
+_RATING_AND_TIME: Schema = _RATING | {"time": int}
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ DATA_SETS = {
 }
 
 
-def _ratings(name: str, table: pl.DataFrame, titles: dict[str, str] | None = None) -> Interactions:
+def _ratings(name: str, table: "pl.DataFrame", titles: dict[str, str] | None = None) -> Interactions:
     """Interactions from a table of ratings; what the rating was does not matter, that there is one does."""
     time: NDArray[np.float64] | None = None
     if "time" in table.columns:
@@ -108,8 +111,10 @@ def _ratings(name: str, table: pl.DataFrame, titles: dict[str, str] | None = Non
     return from_columns(name, table["user"].to_numpy(), table["item"].to_numpy(), time, titles)
 
 
-def _table(files: Files, file: str, separator: str, schema: Schema, header: bool = False) -> pl.DataFrame:
+def _table(files: Files, file: str, separator: str, schema: Schema, header: bool = False) -> "pl.DataFrame":
     """A file of numbers with one row per line."""
+    import polars as pl
+
     body = _body(files, file)
     single = separator if len(separator) == 1 else "\t"  # polars takes one byte
     try:
@@ -118,7 +123,7 @@ def _table(files: Files, file: str, separator: str, schema: Schema, header: bool
             separator=single,
             has_header=False,
             skip_rows=int(header),
-            schema=schema,
+            schema={name: pl.Int64 if kind is int else pl.Float64 for name, kind in schema.items()},
             quote_char=None,
         )
     except pl.exceptions.PolarsError as error:
@@ -130,10 +135,9 @@ def _table(files: Files, file: str, separator: str, schema: Schema, header: bool
 
 def _first_malformed(file: str, body: bytes, separator: str, schema: Schema, header: bool) -> UserError:
     """Name the first line that does not fit, once it is known that there is one."""
-    kinds = [int if kind is pl.Int64 else float for kind in schema.values()]
     for number, line in enumerate(body.split(b"\n")[header:], 1 + header):
         try:
-            for kind, text in zip(kinds, line.split(separator.encode()), strict=True):
+            for kind, text in zip(schema.values(), line.split(separator.encode()), strict=True):
                 kind(text)
         except ValueError:
             return _malformed(file, number, line, f"{separator.join(schema)}, all numbers")

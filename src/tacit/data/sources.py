@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from tacit.data import imported
-from tacit.data.demo import demo
 from tacit.data.downloads import ORIGINS, Progress, download, download_packaged
-from tacit.data.folders import cache_folder, data_folder
+from tacit.data.folders import cache_folder, data_folder, imported_file, imported_names
 from tacit.data.interactions import Interactions
 from tacit.data.raw import DATA_SETS
 from tacit.errors import UserError, unknown
@@ -17,7 +15,7 @@ from tacit.errors import UserError, unknown
 
 def names() -> list[str]:
     """Every data set there is: known ones, the demo, then those the user imported."""
-    return [*DATA_SETS, "demo", *imported.names()]
+    return [*DATA_SETS, "demo", *imported_names()]
 
 
 def describe(name: str) -> str:
@@ -27,6 +25,8 @@ def describe(name: str) -> str:
     if name == "demo":
         return "generated with planted tastes and series: 300 people, 210 films, needs no download"
     _known(name)
+    from tacit.data import imported
+
     return f"imported by you: {imported.count(name):,} rows"
 
 
@@ -36,6 +36,9 @@ def load(name: str, min_interactions: int = 0, progress: Progress | None = None)
     `min_interactions` keeps users with at least that many different items. The counts that papers report are
     `n_users`, `n_items` and `rows_read` of the result.
     """
+    from tacit.data import imported
+    from tacit.data.demo import demo
+
     _known(name)
     if name == "demo":
         data = demo()
@@ -62,7 +65,7 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
 def find(name: str) -> Path | None:
     """The folder or file that holds a data set, or None; TACIT_DATA comes before the cache."""
     if name not in DATA_SETS:
-        return imported.stored(name) if name in imported.names() else None
+        return imported_file(name) if name in imported_names() else None
     for root in (data_folder(), cache_folder()):
         for place in () if root is None else (root / name, root / f"{name}.zip"):
             if place.exists():

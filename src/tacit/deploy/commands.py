@@ -16,7 +16,7 @@ from tacit.config import RunConfig
 from tacit.data.imported import read_file
 from tacit.data.interactions import Interactions
 from tacit.deploy.fleet import Terms
-from tacit.deploy.node import Node
+from tacit.deploy.node import Node, served
 from tacit.deploy.node import recommend as recommend_here
 from tacit.deploy.server import Asked, prepare, run
 from tacit.deploy.vault import Vault
@@ -34,7 +34,7 @@ def server(
     keys_folder: Path | None,
     insecure: bool,
     *,
-    terms: dict[str, float],
+    terms: dict[str, Any],
     **options: Any,
 ) -> Summary:
     """Run rounds over nodes to the end."""
@@ -43,6 +43,8 @@ def server(
     from tacit.deploy.engine import Engine
 
     _say_insecure(keys_folder, insecure)
+    if not 0 <= listen[1] <= 65535:
+        raise UserError(f"--port {listen[1]} is not a port; choose one from 1 to 65535, or 0 for any that is free")
     _speak()
     what = Asked(asked, catalogue, terms=Terms(**terms), **options)
     folder, job = prepare(what, out)
@@ -109,7 +111,7 @@ def virtual(asked: RunConfig, out: Path, nodes: int, deadline: float, cpus: floa
 def recommend(folder: Path, user: str, k: int) -> tuple[list[str], list[Recommendation]]:
     """(titles of the user's latest items, the k best others), from a node's folder and file alone."""
     written = Vault(folder).json("source.json")
-    if written is None:
+    if not (isinstance(written, list) and len(written) == 5 and isinstance(written[4], list)):
         raise UserError(f"{folder} does not say where its interactions are; start `tacit node` with it once")
     path, *columns, allow = written
     data = _read((Path(path), *columns))
@@ -124,7 +126,7 @@ def recommend(folder: Path, user: str, k: int) -> tuple[list[str], list[Recommen
 
 def _titles(folder: Path) -> dict[str, str]:
     vault = Vault(folder)
-    job = vault.json(f"{vault.current}/job.json")
+    job = vault.json(f"jobs/{served(vault)}/job.json")
     return dict(zip(job["items"], job["titles"], strict=True)) if job["titles"] else {}
 
 

@@ -6,26 +6,23 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from tacit.core.capabilities import groups
 from tacit.core.fleet import Traffic
 from tacit.core.method import Method
 from tacit.core.payload import Payload, State
 from tacit.data.cohort import Federation
-from tacit.data.interactions import Interactions
-from tacit.data.ragged import Ragged
-from tacit.data.splits import Split
 from tacit.deploy.checks import Refused, checked, plausible, template
 from tacit.deploy.job import Job
-from tacit.deploy.wire import ANSWERS, BadPacket, Packet, unpack
+from tacit.deploy.members import Here, Member, Roll, announced, counts_clients
+from tacit.deploy.replies import Count, Failed, between, metrics_of, of_kind, seconds_of
+from tacit.deploy.wire import ANSWERS, VERSION, BadPacket, Packet, unpack
 from tacit.errors import UserError
-from tacit.evaluation.metrics import Metrics, by_hits, combined
+from tacit.evaluation.metrics import Metrics, combined
 from tacit.evaluation.protocol import Result
 from tacit.privacy import secure_sum
 from tacit.privacy.fixed_point import FixedPoint
@@ -33,9 +30,6 @@ from tacit.privacy.secure_fleet import BOUND, Layout
 
 log = logging.getLogger("tacit.server")
 
-MOST_NAME = 60  # letters of a group's name
-
-Ints = NDArray[np.int64]
 M = TypeVar("M", bound=secure_sum.Message)
 
 
@@ -58,65 +52,12 @@ class TooFew(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Member:
-    """A node in a run: how many users and clients it has, and where their numbers start."""
-
-    name: str
-    users: int
-    sizes: tuple[int, ...]  # training interactions of each client
-    first_user: int
-    first_client: int
-    dropped: int = 0
-    duplicates: int = 0
-    groups: tuple[str, ...] = ()  # what the node says of each client's device; empty: nothing
-
-    @property
-    def clients(self) -> range:
-        """The numbers of its clients."""
-        return range(self.first_client, self.first_client + len(self.sizes))
-
-
-@dataclass(frozen=True)
 class Part:
     """A node in a round."""
 
     place: int  # among the members
     member: Member
     down: Payload  # what its chosen clients are sent
-
-
-@dataclass(frozen=True)
-class Roll(Federation):
-    """A federation as its server sees it: who has how many interactions, and not one of them."""
-
-    announced: tuple[int, ...]  # |D_u| by client
-
-    @classmethod
-    def of(cls, job: Job, members: list[Member]) -> "Roll":
-        """The federation of these members."""
-        n_users = sum(m.users for m in members)
-        nothing = Ragged(np.zeros(n_users + 1, dtype=np.int64), np.zeros(0, dtype=np.int64))
-        none = np.zeros(0, dtype=np.int64)
-        items = np.array(job.items, dtype=np.str_)
-        groups = None
-        if any(m.groups for m in members):  # by user: all users of a client have its group
-            named = [group for m in members for group in (m.groups or ("",) * len(m.sizes))]
-            groups = np.array(np.repeat(named, [m.users for m in members]) if job.together else named, dtype=np.str_)
-        data = Interactions("nodes", none, none, None, np.zeros(n_users, dtype="<U1"), items, groups=groups)
-        protocol: Any = job.protocol
-        split = Split(data, protocol, job.seed, nothing, nothing, nothing, nothing, {}, 0)
-        sizes = tuple(size for m in members for size in m.sizes)
-        if job.together:
-            client = np.repeat(np.arange(len(members)), [m.users for m in members])
-            owners = Ragged.of(client, np.arange(n_users), len(members))
-        else:
-            owners = Ragged(np.arange(n_users + 1), np.arange(n_users))
-        return cls(split, owners, sizes)
-
-    @cached_property
-    def sizes(self) -> Ints:
-        """(clients,) training interactions, as the nodes announced them."""
-        return np.array(self.announced, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -127,23 +68,7 @@ class Terms:
     greeting: float = 60.0  # seconds a node that has come may take to say who it is
     least: float = 0.5  # share of the asked clients that must reply
     max_norm: float = 0.0  # of a client's change; 0: `checks.TYPICAL` for each value
-
-
-@dataclass
-class Count:
-    """What happened between the server and its nodes since the last look."""
-
-    refused: int = 0
-    silent: int = 0
-    failed: int = 0
-    bytes_down: int = 0
-    bytes_up: int = 0
-    waited: float = 0.0  # seconds in which the server waited for nodes
-    worked: float = 0.0  # of these, seconds in which the slowest node computed
-
-    def since(self, before: "Count") -> dict[str, float]:
-        """The difference, by name."""
-        return {name: value - getattr(before, name) for name, value in vars(self).items()}
+    most_users: int = 100_000  # that one node may announce
 
 
 @dataclass
@@ -162,8 +87,9 @@ class FlowerFleet:
 
     def __post_init__(self) -> None:
         self._ids: dict[str, int] = {}  # name -> node of the link
-        self._heard: dict[str, Packet] = {}  # what a node said of itself when it came
+        self._heard: dict[str, Here] = {}  # what a node said of itself when it came
         self._traffic = Traffic()
+        self._answered: set[str] = set()  # nodes whose uploads are in the round
         self.too_short = 0  # users that were not evaluated, having fewer than three interactions
         self._enrolled()
 
@@ -184,7 +110,7 @@ class FlowerFleet:
             time.sleep(0.2)
         if not self.members:
             for name in sorted(self._ids):
-                self._enrol(name, self._heard[name])
+                self._enrol(self._heard[name])
         return True
 
     def _greet(self) -> None:
@@ -192,27 +118,30 @@ class FlowerFleet:
         there = self.link.nodes()
         self._ids = {name: node for name, node in self._ids.items() if node in there}
         new = [node for node in there if node not in self._ids.values()]
-        hello = Packet("hello", {}, self.job.dump()).pack()
+        hello = Packet("hello", {"version": VERSION}, self.job.dump()).pack()
         for node, reply in self._ask(dict.fromkeys(new, hello), min(self.terms.deadline, self.terms.greeting)):
             try:
-                packet = _of_kind(unpack(reply), "here")
-                name = there[node] or str(packet.head["name"])
-                users, sizes = int(packet.head["users"]), [int(size) for size in packet.head["sizes"]]
-                if len(sizes) != (min(users, 1) if self.job.together else users) or min(sizes, default=0) < 0:
-                    raise Refused("it announces clients that do not add up")
-                if len(groups := _groups(packet)) not in (0, len(sizes)):
-                    raise Refused(f"it announces {len(groups)} groups for {len(sizes)} clients")
-                if name in self._ids:
-                    raise Refused(f"there is already a node '{name}'")
-                before = next((m for m in self.members if m.name == name), None)
-                if before is not None and before.users != users:
-                    raise Refused(f"'{name}' had {before.users} users and now has {users}")
-            except (BadPacket, Refused, Failed, KeyError, TypeError, ValueError) as error:
+                here = announced(of_kind(unpack(reply), "here"), there[node], self.job, self.terms.most_users)
+                self._admit(here)
+            except (BadPacket, Refused, Failed) as error:
                 self.count.refused += 1
                 log.warning("node %s is not taken in: %s", there[node] or node, error)
                 continue
-            self._ids[name] = node
-            self._heard[name] = packet
+            self._ids[here.name] = node
+            self._heard[here.name] = here
+
+    def _admit(self, here: Here) -> None:
+        """Refuse a node that cannot be in this run, whatever is sound about its greeting."""
+        if here.name in self._ids:
+            raise Refused(f"there is already a node '{here.name}'")
+        before = next((m for m in self.members if m.name == here.name), None)
+        if before is not None and before.users != here.users:
+            raise Refused(f"'{here.name}' had {before.users} users and now has {here.users}")
+        if here.groups:
+            try:
+                groups(self.method, Roll.of(self.job, [here.member(None)]))
+            except UserError as error:
+                raise Refused(str(error)) from error
 
     def _meet(self) -> None:
         """Take in nodes that have come back, and new ones where the server's state has no row for each client."""
@@ -220,27 +149,15 @@ class FlowerFleet:
         found = self._heard
         new = sorted((set(found) & set(self._ids)) - {m.name for m in self.members})
         # a budget is accounted for by who could have been chosen from the start
-        if new and self.job.ldp is None and not _counts_clients(self.method, self.federation):
+        if new and self.job.ldp is None and not counts_clients(self.method, self.federation):
             for name in new:
-                self._enrol(name, found[name])
+                self._enrol(found[name])
             raise Grown(f"{len(new)} nodes more")
 
-    def _enrol(self, name: str, here: Packet) -> None:
-        last = self.members[-1] if self.members else None
-        self.members.append(
-            Member(
-                name,
-                int(here.head["users"]),
-                tuple(int(size) for size in here.head["sizes"]),
-                last.first_user + last.users if last else 0,
-                last.clients.stop if last else 0,
-                int(here.head.get("dropped", 0)),
-                int(here.head.get("duplicates", 0)),
-                _groups(here),
-            )
-        )
+    def _enrol(self, here: Here) -> None:
+        self.members.append(here.member(self.members[-1] if self.members else None))
         self._enrolled()
-        log.info("node '%s' joins with %d users", name, self.members[-1].users)
+        log.info("node '%s' joins with %d users", here.name, here.users)
         self.joined(self.members)
 
     # what they do
@@ -267,10 +184,23 @@ class FlowerFleet:
             uploads = self._sum(parts, layout, len(ids), round, traffic)
         else:
             uploads = self._uploads(parts, like, round, traffic)
-        before = traffic.clients
+        self._answered = set()
         yield from uploads
-        if (answered := traffic.clients - before) < self.terms.least * len(ids):
+        asked = {m.name: int(((ids >= m.clients.start) & (ids < m.clients.stop)).sum()) for m in self.members}
+        if not self._enough(asked, self._answered):
+            answered = sum(asked[name] for name in self._answered)
             raise TooFew(f"round {round}: {answered} of {len(ids)} clients replied")
+
+    def _enough(self, asked: Mapping[str, int], answered: set[str]) -> bool:
+        """Whether enough of those asked have answered, by node.
+
+        A node counts for no more than all others together: however many clients it announces, its silence alone
+        cannot stop a run.
+        """
+        total = sum(asked.values())
+        counts = {name: min(count, total - count) or count for name, count in asked.items()}
+        came = sum(counts[name] for name in answered)
+        return came > 0 and came >= self.terms.least * sum(counts.values())
 
     def _uploads(self, parts: dict[int, Part], like: Payload, round: int, traffic: Traffic) -> Iterator[Payload]:
         """Every node's uploads, as they come."""
@@ -359,7 +289,7 @@ class FlowerFleet:
         for node, reply in self._ask(messages, self.terms.deadline, traffic):
             part = silent.pop(node)
             try:
-                packet = _of_kind(unpack(reply), kind)
+                packet = of_kind(unpack(reply), kind)
                 if packet.head.get("round") != round:
                     raise Refused("it is of another round")
             except (BadPacket, Refused) as error:
@@ -385,6 +315,7 @@ class FlowerFleet:
             traffic.losses.append(loss)
             traffic.weights.append(clients)
         traffic.clients += clients
+        self._answered.add(part.member.name)
 
     def evaluate(self, server: State, phase: str, round: int) -> Result:
         """Metrics over the users of all nodes that reply; each node ranks for its own."""
@@ -397,26 +328,28 @@ class FlowerFleet:
                 names[node] = member.name
                 messages[node] = self._message("evaluate", member, down.encode(), round=round, phase=phase)
         users = {member.name: member.users for member in self.members}
-        total = replied = 0
+        total = 0
+        replied: set[str] = set()
         self.too_short = 0
         parts: dict[str, list[tuple[int, Metrics]]] = {}
         for node, reply in self._ask(messages, self.terms.deadline, self._traffic):
             try:
-                packet = _of_kind(unpack(reply), "evaluated")
-                count = int(_between(packet.head["users"], 0, users[names[node]]))
-                short = int(_between(packet.head["too_short"], 0, users[names[node]] - count))
-                found = {p: _metrics(packet.head[p], self.select) for p in self._parts()} if count else {}
+                packet = of_kind(unpack(reply), "evaluated")
+                count = int(between(packet.head["users"], 0, users[names[node]]))
+                short = int(between(packet.head["too_short"], 0, users[names[node]] - count))
+                found = {part: metrics_of(packet.head[part], self.select) for part in self._parts()} if count else {}
             except (BadPacket, Refused, Failed, KeyError, TypeError) as error:
                 self.count.refused += 1
                 log.warning("an evaluation by node '%s' is refused: %s", names[node], error)
                 continue
             total += count
-            replied += users[names[node]]
+            replied.add(names[node])
             self.too_short += short
             for part, metrics in found.items():
                 parts.setdefault(part, []).append((count, metrics))
-        if not total or replied < self.terms.least * sum(users.values()):
-            raise TooFew(f"round {round}: nodes of {replied} of {sum(users.values())} users evaluated")
+        if not total or not self._enough(users, replied):
+            came = sum(users[name] for name in replied)
+            raise TooFew(f"round {round}: nodes of {came} of {sum(users.values())} users evaluated")
         means = {part: combined(found) for part, found in parts.items()}
         return Result(main=means["main"], sampled99=means.get("sampled99"), users=total)
 
@@ -445,7 +378,7 @@ class FlowerFleet:
             self.count.bytes_up += len(reply)
             if traffic is not None:
                 traffic.bytes_up += len(reply)
-            worked = max(worked, _seconds(reply))
+            worked = max(worked, seconds_of(reply))
             yield node, reply
         self.count.waited += max(waited, time.perf_counter() - began)
         self.count.worked += worked
@@ -453,48 +386,3 @@ class FlowerFleet:
     def snapshot(self) -> Count:
         """The counts as they are now."""
         return replace(self.count)
-
-
-class Failed(RuntimeError):
-    """A node that says it could not do what it was asked."""
-
-
-def _counts_clients(method: Method, federation: Federation) -> bool:
-    """Whether the server's state would look different with one client more."""
-    more = replace(federation.members, start=np.append(federation.members.start, federation.members.start[-1]))
-    one, other = (method.init_server(Federation(federation.split, m)) for m in (federation.members, more))
-    return any(one[name].shape != other[name].shape for name in one)
-
-
-def _groups(here: Packet) -> tuple[str, ...]:
-    return tuple(str(group)[:MOST_NAME] for group in here.head.get("groups", ()))
-
-
-def _of_kind(packet: Packet, kind: str) -> Packet:
-    if packet.kind == "sorry":
-        raise Failed(str(packet.head.get("error", "it does not say why"))[:80])
-    if packet.kind != kind:
-        raise Refused(f"it is '{packet.kind[:40]}', not '{kind}'")
-    return packet
-
-
-def _between(value: Any, least: float, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise Refused(f"{str(value)[:40]} is not between {least} and {most}")
-    return value
-
-
-def _metrics(found: Any, select: str) -> Metrics:
-    """What this server knows of a node's metrics, each between 0 and 1; other versions may know more or fewer."""
-    given = found if isinstance(found, dict) else {}
-    known = {name: _between(given[name], 0, 1) for name in map(str, by_hits()) if name in given}
-    if select not in combined([(1, known)]):
-        raise Refused(f"its metrics are without {select}, which selects the reported round")
-    return known
-
-
-def _seconds(reply: bytes) -> float:
-    try:
-        return _between(unpack(reply).head.get("seconds", 0.0), 0, 1e9)
-    except (BadPacket, Refused):
-        return 0.0

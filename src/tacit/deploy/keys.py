@@ -32,6 +32,13 @@ def make(folder: Path, hosts: list[str], nodes: list[str]) -> list[Path]:
     for name in nodes:
         if not name or not all(c.isalnum() or c in "-_." for c in name) or name.startswith("."):
             raise UserError(f"'{name}' cannot name a node; use letters, digits, '-', '_' and '.'")
+    try:
+        return _make(folder, hosts, nodes)
+    except OSError as error:
+        raise UserError(f"cannot keep keys in {folder} ({error.strerror or error}); name another folder") from error
+
+
+def _make(folder: Path, hosts: list[str], nodes: list[str]) -> list[Path]:
     made: list[Path] = []
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not (folder / "ca.key").exists():

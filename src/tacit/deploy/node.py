@@ -10,9 +10,11 @@ import time
 from base64 import b64decode
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.local import local_round
@@ -24,7 +26,7 @@ from tacit.data.interactions import Interactions
 from tacit.deploy.job import Job
 from tacit.deploy.shard import Shard, known, roster, shard
 from tacit.deploy.vault import Vault, write
-from tacit.deploy.wire import ANSWERS, Packet, unpack
+from tacit.deploy.wire import ANSWERS, VERSION, BadPacket, Packet, unpack, version_of
 from tacit.errors import UserError
 from tacit.evaluation.metrics import by_hits
 from tacit.evaluation.protocol import Evaluator
@@ -53,14 +55,19 @@ class Work:
         self.mechanism = job.mechanism(allow)
         found = known(data, job)
         self.data, self.dropped = found.data, found.dropped
-        written = vault.json(f"{job.id}/roster.json")
+        written = vault.json(f"jobs/{job.id}/roster.json")
+        if written is not None and not _is_roster(written):
+            raise UserError(
+                f"{vault.job(job.id) / 'roster.json'} is damaged; restore it, or remove {vault.job(job.id)}"
+            )
         # who is in a run is settled when the node joins it; whoever comes later is a newcomer
         self.users: list[str] = written["users"] if written else roster(self.data)
         self.place: tuple[int, int] | None = None
         self.round = -1  # whose private state is in memory; -1: none
-        model = vault.path / job.id / "model.packet"
-        # the round of the model that recommendations are made with
-        self.shown = int(unpack(model.read_bytes()).head["round"]) if model.exists() else 0
+        model = _model(vault, job.id)
+        self.shown = (
+            int(model.head["round"]) if model else 0
+        )  # the round of the model that recommendations are made with
         self.party: tuple[int, secure_sum.Client] | None = None  # this node in the secure sum of a round
         if written and written["place"] is not None:
             self.take_place(*written["place"])
@@ -69,7 +76,7 @@ class Work:
 
     def _note(self) -> None:
         place = None if self.place is None else list(self.place)
-        self.vault.write_json(f"{self.job.id}/roster.json", {"users": self.users, "place": place})
+        self.vault.write_json(f"jobs/{self.job.id}/roster.json", {"users": self.users, "place": place})
 
     def take_place(self, first_user: int, first_client: int) -> None:
         """Number the users as the server says; once given, a place stays."""
@@ -91,13 +98,16 @@ class Work:
 
     def stand_at(self, most: int) -> None:
         """Bring the private state to the latest round that is not behind `most`."""
-        round = self.vault.newest(self.job.id, most)
-        if round == self.round:
-            return
-        if round == 0:
-            self._fresh()
-        else:
-            self.fleet.store.load(self.vault.load(self.job.id, round, self.users))
+        while (round := self.vault.newest(self.job.id, most)) != self.round:
+            if round == 0:
+                self._fresh()
+                continue
+            try:
+                self.fleet.store.load(self.vault.load(self.job.id, round, self.users))
+            except SafetensorError as error:
+                log.warning("private state of round %d is damaged (%s); the one before is taken", round, error)
+                self.vault.drop(self.job.id, round)
+                continue
             self.round = round
             log.info("private state of round %d is back from disk", round)
 
@@ -154,9 +164,12 @@ class Node:
         self.threads = threads
         self.allow = allow
         self.work: Work | None = None
-        before = self.vault.json("node.json") or {}
-        self.name: str = name or before.get("name") or f"node-{secrets.token_hex(6)}"
-        if before.get("name") != self.name:
+        before = self.vault.json("node.json")
+        known_as = before.get("name") if isinstance(before, dict) else None
+        if before is not None and not (known_as and isinstance(known_as, str)):
+            raise UserError(f"{self.vault.path / 'node.json'} names no node; restore it, or remove it and start anew")
+        self.name: str = name or known_as or f"node-{secrets.token_hex(6)}"
+        if known_as != self.name:
             self.vault.write_json("node.json", {"name": self.name})
 
     def answer(self, blob: bytes) -> bytes:
@@ -173,6 +186,9 @@ class Node:
                 "reveal": self._sum,
                 "evaluate": self._evaluate,
             }[asked.kind](asked)
+        except UserError as error:
+            log.error("a message was not answered: %s", error)
+            return Packet("sorry", {"error": type(error).__name__}).pack()
         except Exception as error:
             log.exception("a message was not answered")
             return Packet("sorry", {"error": type(error).__name__}).pack()
@@ -181,13 +197,15 @@ class Node:
         return reply.pack()
 
     def _hello(self, asked: Packet) -> Packet:
+        if (said := version_of(asked)) != VERSION:
+            log.error("the server speaks version %d of the protocol and this node version %d", said, VERSION)
+            return Packet("here", {"version": VERSION})
         job = Job.load(asked.body)
-        if self.secure and not job.secure:
-            raise UserError("the server would see this node's uploads, and it takes part in secure sums alone")
+        self._permits(job)
         work = self.work
         if work is None or work.job.id != job.id:
             work = Work(job, self.data, self.vault, self.threads, self.allow)
-            write(self.vault.path / job.id / "job.json", asked.body)
+            write(self.vault.job(job.id) / "job.json", asked.body)
             self.vault.begin(job.id)
             self.work = work
             log.info(
@@ -201,6 +219,7 @@ class Node:
         return Packet(
             "here",
             {
+                "version": VERSION,
                 "name": self.name,
                 "users": len(work.users),
                 "sizes": work.sizes(),
@@ -210,11 +229,17 @@ class Node:
             },
         )
 
+    def _permits(self, job: Job) -> None:
+        """What the node was started with is its law, for jobs of earlier days as well."""
+        if self.secure and not job.secure:
+            raise UserError("the server would see this node's uploads, and it takes part in secure sums alone")
+
     def _ready(self, asked: Packet) -> Work:
         """The work a message is about, with its place taken."""
         job = str(asked.head["job"])
         if self.work is None or self.work.job.id != job:
             self.work = _reopen(self.vault, job, self.data, self.threads, self.allow)
+        self._permits(self.work.job)
         first_user, first_client = asked.head["place"]
         self.work.take_place(int(first_user), int(first_client))
         return self.work
@@ -259,7 +284,7 @@ class Node:
         work, phase = self._ready(asked), str(asked.head["phase"])
         work.stand_at(int(asked.head["round"]))
         down = decode(asked.body)
-        write(work.vault.path / work.job.id / "model.packet", asked.pack())
+        write(work.vault.job(work.job.id) / "model.packet", asked.pack())
         work.shown = int(asked.head["round"])
         # Coverage, Gini, novelty and popularity stay out: they take the counts of what a node's users have and are
         # shown, item by item, and a node may have one user, whose history and list these counts then are.
@@ -271,10 +296,43 @@ class Node:
 
 
 def _reopen(vault: Vault, job: str, data: Interactions, threads: int, allow: tuple[str, ...]) -> Work:
-    path = vault.path / job / "job.json"
+    path = vault.job(job) / "job.json"
     if not job.isalnum() or not path.exists():
         raise Unknown(job)
-    return Work(Job.load(path.read_bytes()), data, vault, threads, allow)
+    try:
+        found = Job.load(path.read_bytes())
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged ({error}); restore it, or remove {path.parent}") from error
+    return Work(found, data, vault, threads, allow)
+
+
+def _is_roster(written: Any) -> bool:
+    """Whether this is what `Work` writes down: users, and the place they were given or none."""
+    if not isinstance(written, dict) or set(written) != {"users", "place"} or not isinstance(written["users"], list):
+        return False
+    place = written["place"]
+    return all(isinstance(user, str) for user in written["users"]) and (
+        place is None or (isinstance(place, list) and [type(number) for number in place] == [int, int])
+    )
+
+
+def _model(vault: Vault, job: str) -> Packet | None:
+    """The latest message with a model; None where there is none that can be read."""
+    path = vault.job(job) / "model.packet"
+    try:
+        found = unpack(path.read_bytes()) if path.exists() else None
+    except BadPacket as error:
+        log.warning("%s is damaged (%s); the next evaluation replaces it", path, error)
+        return None
+    return found if found and isinstance(found.head.get("round"), int) else None
+
+
+def served(vault: Vault) -> str:
+    """The job that recommendations are made with: the latest that has a model."""
+    for job in dict.fromkeys([vault.current, *vault.jobs()]):
+        if _model(vault, job) is not None:
+            return job
+    raise UserError(f"{vault.path} has no model yet: its run has not finished a round")
 
 
 def recommend(
@@ -286,15 +344,14 @@ def recommend(
     model; nothing of that is sent or kept.
     """
     vault = Vault(folder)
-    work = _reopen(vault, vault.current, data, 0, allow)
-    path = vault.path / work.job.id / "model.packet"
-    if work.place is None or not path.exists():
+    work = _reopen(vault, served(vault), data, 0, allow)
+    model = _model(vault, work.job.id)
+    if work.place is None or model is None:
         raise UserError(f"{folder} has no model yet: its run has not finished a round")
-    model = unpack(path.read_bytes())
     try:
         down = decode(model.body)
     except BadPayload as error:
-        raise UserError(f"{path} cannot be read ({error}); the run's next evaluation replaces it") from error
+        raise UserError(f"the model in {folder} cannot be read ({error}); the next evaluation replaces it") from error
     index = work.data.user_index(user)
     if user in work.users:
         work.stand_at(int(model.head["round"]))

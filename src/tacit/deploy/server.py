@@ -13,12 +13,13 @@ from tacit.config import RunConfig
 from tacit.core.payload import State
 from tacit.core.rounds import Progress, federate, sample
 from tacit.deploy.checks import made_up
-from tacit.deploy.fleet import FlowerFleet, Grown, Link, Member, Terms, TooFew
+from tacit.deploy.fleet import FlowerFleet, Grown, Link, Terms, TooFew
 from tacit.deploy.job import Catalogue, Job, catalogue
+from tacit.deploy.members import Member
 from tacit.errors import UserError
 from tacit.evaluation.metrics import Metrics
 from tacit.privacy.secure_sum import FEWEST
-from tacit.runs.assembly import description, method_of, plan_of
+from tacit.runs.assembly import description, mechanism_of, method_of, plan_of
 from tacit.runs.files import append, to_json, write_json
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import Watch

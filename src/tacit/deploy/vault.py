@@ -1,15 +1,18 @@
 """What a node keeps on its own disk: readable by its owner alone, and never half written.
 
-node.json            the node's name
-current              the id of the latest job
-<job>/job.json       the job as it came
-<job>/roster.json    the node's users in the order of their numbers, and where these start
-<job>/model.packet   the latest message with a model: enough to recommend while the server is away
-<job>/state/N.safetensors   private leaves after round N, for the users named in it
+node.json                 the node's name
+current                   the id of the latest job
+jobs/<job>/job.json       the job as it came
+jobs/<job>/roster.json    the node's users in the order of their numbers, and where these start
+jobs/<job>/model.packet   the latest message with a model: enough to recommend while the server is away
+jobs/<job>/state/N.safetensors   private leaves after round N, for the users named in it
+
+Whatever else lies in the folder is not the node's: it is neither read nor removed.
 """
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,10 +24,12 @@ from safetensors.torch import save as save_tensors
 from tacit.core.payload import State
 from tacit.errors import UserError
 
+KEPT = 5  # jobs whose private state stays on disk: a run that is resumed after others finds its own
+
 
 def write(path: Path, blob: bytes) -> None:
     """Replace a file at once, readable by its owner alone."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _make(path.parent)
     fresh = path.with_name(path.name + ".new")
     fresh.unlink(missing_ok=True)
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -39,13 +44,31 @@ def write(path: Path, blob: bytes) -> None:
         os.close(folder)
 
 
+def _make(folder: Path) -> None:
+    """A folder and those above it, each new one its owner's alone; one that is there stays as it is."""
+    if not folder.is_dir():
+        _make(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
 class Vault:
     """A node's folder."""
 
     def __init__(self, path: Path) -> None:
+        """Open a node's folder or make one; a folder of somebody else's is refused."""
         self.path = path
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.chmod(0o700)
+        try:
+            if path.exists() and not self.is_one(path) and any(path.iterdir()):
+                raise UserError(f"{path} is not a node's folder and not empty; name another --folder")
+            _make(path)
+        except OSError as error:
+            raise UserError(
+                f"cannot keep a node in {path} ({error.strerror or error}); name another --folder"
+            ) from error
+        if not (path / "jobs").exists():
+            for old in self._jobs_in(path):  # as the first edition kept them
+                _make(path / "jobs")
+                old.rename(path / "jobs" / old.name)
 
     @staticmethod
     def is_one(path: Path) -> bool:
@@ -55,7 +78,10 @@ class Vault:
     def json(self, name: str) -> Any:
         """A JSON file, or None."""
         path = self.path / name
-        return json.loads(path.read_text()) if path.exists() else None
+        try:
+            return json.loads(path.read_bytes()) if path.exists() else None
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"{path} cannot be read ({error}); restore it, or remove it and start anew") from error
 
     def write_json(self, name: str, value: Any) -> None:
         """Replace a JSON file."""
@@ -70,19 +96,30 @@ class Vault:
         return path.read_text().strip()
 
     def begin(self, job: str) -> None:
-        """Make a job the current one; of others the one before is kept."""
-        path = self.path / "current"
-        before = path.read_text().strip() if path.exists() else ""
-        if before == job:
-            return
-        write(path, job.encode())
-        for old in self.path.iterdir():
-            if old.is_dir() and old.name not in (job, before):
-                shutil.rmtree(old)
+        """Make a job the current one; of others the latest are kept."""
+        write(self.path / "current", job.encode())
+        for old in self.jobs()[KEPT:]:
+            shutil.rmtree(self.job(old))
+
+    def job(self, job: str) -> Path:
+        """The folder of a job."""
+        return self.path / "jobs" / job
+
+    def jobs(self) -> list[str]:
+        """The jobs this node has heard of, the current one first and then the latest."""
+        found = self._jobs_in(self.path / "jobs")
+        found.sort(key=lambda folder: (folder.name == self.current, folder.stat().st_mtime), reverse=True)
+        return [folder.name for folder in found]
+
+    @staticmethod
+    def _jobs_in(folder: Path) -> list[Path]:
+        """What the node itself made there: folders with a job's id for a name and its roster inside."""
+        inside = folder.iterdir() if folder.is_dir() else ()
+        return [path for path in inside if re.fullmatch("[0-9a-f]{24}", path.name) and (path / "roster.json").is_file()]
 
     def rounds(self, job: str) -> list[int]:
         """The rounds whose private state is kept, ascending."""
-        return sorted(int(file.stem) for file in (self.path / job / "state").glob("[0-9]*.safetensors"))
+        return sorted(int(file.stem) for file in (self.job(job) / "state").glob("[0-9]*.safetensors"))
 
     def newest(self, job: str, most: int) -> int:
         """The latest kept round that is not behind `most`; 0: the state before the first."""
@@ -108,6 +145,10 @@ class Vault:
             if later >= round:
                 self._state(job, later).unlink()
 
+    def drop(self, job: str, round: int) -> None:
+        """Remove the state of one round."""
+        self._state(job, round).unlink()
+
     def prune(self, job: str, wanted: Iterable[int]) -> None:
         """Remove all but the states that these rounds would be ranked with."""
         kept = {self.newest(job, round) for round in wanted}
@@ -116,4 +157,4 @@ class Vault:
                 self._state(job, round).unlink()
 
     def _state(self, job: str, round: int) -> Path:
-        return self.path / job / "state" / f"{round:06d}.safetensors"
+        return self.job(job) / "state" / f"{round:06d}.safetensors"

@@ -1,6 +1,6 @@
 """What server and nodes say to each other: a kind, a few named values, and the bytes of a payload.
 
-    hello      job, catalogue        ->  here       how many clients and users, how large
+    hello      version, job          ->  here       version, how many clients and users, how large
     train      round, place, model   ->  trained    the uploads, stacked
     evaluate   phase, place, model   ->  evaluated  mean metrics over the node's users
                                          sorry      the name of what went wrong, never its text
@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAGIC = b"tacit1"
-MOST_HEAD = 64 << 20  # bytes
+VERSION = 1  # of what is said here; a node and a server of different versions do not run together
+MOST_HEAD = 16 << 20  # bytes
 ANSWERS = {"invite": "keys", "introduce": "shared", "train": "trained", "reveal": "revealed"}
 
 
@@ -49,9 +50,18 @@ def unpack(blob: bytes) -> Packet:
     if blob[: len(MAGIC)] != MAGIC or length > MOST_HEAD or len(blob) < start + length:
         raise BadPacket("not a packet, or cut short")
     try:
-        kind, head = json.loads(blob[start : start + length])
+        found = json.loads(blob[start : start + length])
     except (ValueError, RecursionError) as error:
         raise BadPacket("its head is not JSON") from error
-    if not isinstance(kind, str) or not isinstance(head, dict):
+    if not isinstance(found, list) or [type(part) for part in found] != [str, dict]:
         raise BadPacket("its head is not a kind with named values")
+    kind, head = found
     return Packet(kind, head, blob[start + length :])
+
+
+def version_of(packet: Packet) -> int:
+    """The version that a greeting speaks; the first edition did not say."""
+    said = packet.head.get("version", 1)
+    if type(said) is not int:
+        raise BadPacket("its version is not a number")
+    return said

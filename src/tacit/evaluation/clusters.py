@@ -3,8 +3,6 @@
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.optimize import linear_sum_assignment
-from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
 CELLS = 2**22  # distances held at once
@@ -12,6 +10,8 @@ CELLS = 2**22  # distances held at once
 
 def agreement(one: Tensor, other: Tensor) -> float:
     """The adjusted Rand index of two labellings (M,): 1 for the same clusters whatever they are called, 0 by chance."""
+    from sklearn.metrics import adjusted_rand_score
+
     return float(adjusted_rand_score(one.numpy(), other.numpy()))
 
 
@@ -21,6 +21,8 @@ def kept(one: Tensor, other: Tensor) -> float:
     Clusters are matched one to one so that as many as possible do: to a client it matters which items are together, not
     what their cluster is called, and a server may cluster anew every round.
     """
+    from scipy.optimize import linear_sum_assignment
+
     _, rows = torch.unique(one, return_inverse=True)
     _, columns = torch.unique(other, return_inverse=True)
     shared = np.zeros((int(rows.max()) + 1, int(columns.max()) + 1))

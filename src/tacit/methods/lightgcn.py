@@ -2,11 +2,10 @@
 
 import warnings
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
 from torch import Tensor
 
 from tacit.core.optim import Optimizer
@@ -14,6 +13,9 @@ from tacit.core.payload import Payload, State
 from tacit.core.scorers import dot, pick
 from tacit.core.trained import Phase, Trained
 from tacit.data.cohort import Batch, Cohort
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,8 @@ def graph(data: Cohort, elsewhere: float = 0.0) -> State:
     An interaction weighs 1 / √(n_u n_i), n_u and n_i the degrees (He et al. 2020, Eq. 3), of an item those within the
     client and `elsewhere`.
     """
+    from scipy.sparse import csr_array
+
     (C, U), L = data.users.shape, data.rows.shape[1]
     if data.row.shape[1]:  # every positive is among the samples once
         client, place = data.label.numpy().nonzero()
@@ -160,7 +164,7 @@ def along(matrix: Tensor, transpose: Tensor, x: Tensor) -> Tensor:
     return cast(Tensor, _Along.apply(matrix, transpose, x))  # type: ignore[no-untyped-call]
 
 
-def _tensor(matrix: csr_array) -> Tensor:
+def _tensor(matrix: "csr_array") -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
         start, column = (torch.from_numpy(x.astype(np.int64)) for x in (matrix.indptr, matrix.indices))

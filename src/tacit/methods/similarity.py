@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from scipy.linalg import eigh
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -46,6 +45,8 @@ _FACTORS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # a server's matr
 
 def leading_factor(similarity: Tensor, rank: int) -> Tensor:
     """(M, r) F with F Fᵀ the best approximation of a symmetric matrix by rank r, columns by size."""
+    from scipy.linalg import eigh
+
     known: dict[int, Tensor] = _FACTORS.setdefault(similarity, {})  # type: ignore[no-untyped-call]
     if rank not in known:
         size = len(similarity)

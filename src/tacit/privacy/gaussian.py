@@ -5,8 +5,6 @@ import os
 
 import numpy as np
 import torch
-from scipy.optimize import brentq
-from scipy.special import log_ndtr
 from torch import Tensor
 
 from tacit import rng
@@ -17,6 +15,8 @@ def gaussian_delta(ratio: float, epsilon: float) -> float:
 
     δ = Φ(1/2σ − εσ) − e^ε Φ(−1/2σ − εσ)
     """
+    from scipy.special import log_ndtr
+
     first = log_ndtr(0.5 / ratio - epsilon * ratio)
     second = epsilon + log_ndtr(-0.5 / ratio - epsilon * ratio)
     return float(math.exp(first) - math.exp(second)) if second < first else 0.0
@@ -28,6 +28,8 @@ def gaussian_epsilon(ratio: float, delta: float) -> float:
         return math.inf
     if gaussian_delta(ratio, 0.0) <= delta:
         return 0.0
+    from scipy.optimize import brentq
+
     high = 1.0
     while gaussian_delta(ratio, high) > delta:
         high *= 2

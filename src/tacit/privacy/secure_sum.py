@@ -15,276 +15,46 @@ Client and Server exchange nothing but these messages; `encode` and `decode` tur
 """
 
 import secrets
-import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from itertools import chain
-from typing import Any, Literal, TypeVar, get_type_hints
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.ciphers.algorithms import AES256
-from cryptography.hazmat.primitives.ciphers.modes import CTR
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from tacit.errors import UserError
 from tacit.privacy.fixed_point import Words
 from tacit.privacy.mask_graph import circle, degree_and_threshold
-from tacit.privacy.shamir import SHARE, Entropy, secret_of, shares
+from tacit.privacy.masks import KEY, add_masks, agreed
+from tacit.privacy.shamir import SHARE, Entropy, secret_of
+from tacit.privacy.sum_client import Client
+from tacit.privacy.sum_messages import (
+    STAGES,
+    Answer,
+    BadMessage,
+    Delivery,
+    Invitation,
+    Keys,
+    M,
+    Masked,
+    Message,
+    Neighbours,
+    Question,
+    Shares,
+    Stage,
+    decode,
+    encode,
+)
 
-Stage = Literal["AdvertiseKeys", "ShareKeys", "MaskedInput", "Unmask"]
-STAGES: tuple[Stage, ...] = ("AdvertiseKeys", "ShareKeys", "MaskedInput", "Unmask")
+__all__ = [
+    "COLLUDING", "DROPOUTS", "FEWEST", "STAGES", "Answer", "BadMessage", "Client", "Delivery", "Invitation", "Keys",
+    "Masked", "Message", "Neighbours", "Outcome", "Question", "Server", "Shares", "Stage", "add_masks", "agreed",
+    "decode", "encode", "honest", "needed", "share", "simulate",
+]  # fmt: skip
+
 DROPOUTS = 0.3  # of the clients invited, that a sum survives
 COLLUDING = 0.1  # of the clients invited, that may tell the server all they know
 FEWEST = 3  # of two, each knows the other's from the sum
-_KEY = 32  # bytes of a key
-
-
-class BadMessage(ValueError):
-    """A message that the protocol does not allow at this place."""
-
-
-# messages
-
-
-@dataclass(frozen=True)
-class Invitation:
-    """Server to client: a sum begins."""
-
-    session: bytes  # never the same twice
-    clients: int  # invited: as many summands at most
-    honest: int  # of them certainly in the sum and not colluding: noise may be divided by so many
-
-
-@dataclass(frozen=True)
-class Keys:
-    """Client to server: public keys."""
-
-    client: int
-    mask: bytes
-    share: bytes
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """Server to client: the neighbours' public keys, and how many shares shall open a secret."""
-
-    threshold: int
-    mask: dict[int, bytes]
-    share: dict[int, bytes]
-
-
-@dataclass(frozen=True)
-class Shares:
-    """Client to server: for each neighbour two shares that the server cannot read."""
-
-    client: int
-    sealed: dict[int, bytes]
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """Server to client: what its neighbours sealed for it. These neighbours have a mask with it."""
-
-    sealed: dict[int, bytes]
-
-
-@dataclass(frozen=True)
-class Masked:
-    """Client to server: the vector under its masks, as little-endian words of `width` bytes."""
-
-    client: int
-    width: int
-    words: bytes
-
-
-@dataclass(frozen=True)
-class Question:
-    """Server to client: which of its neighbours are in the sum, and which dropped out after ShareKeys."""
-
-    stayed: tuple[int, ...]
-    dropped: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Client to server: shares of the seeds of those that stayed, and of the mask keys of those that dropped."""
-
-    client: int
-    seeds: dict[int, bytes]
-    keys: dict[int, bytes]
-
-
-Message = Invitation | Keys | Neighbours | Shares | Delivery | Masked | Question | Answer
-M = TypeVar("M", bound=Message)
-
-
-def encode(message: Message) -> bytes:
-    """Field after field: numbers and lengths in four bytes, a dictionary as ids and values of one length."""
-    out = []
-    for f in fields(message):
-        value = getattr(message, f.name)
-        if isinstance(value, int):
-            out.append(struct.pack("<I", value))
-        elif isinstance(value, bytes):
-            out.append(struct.pack("<I", len(value)) + value)
-        elif isinstance(value, tuple):
-            out.append(struct.pack(f"<I{len(value)}I", len(value), *value))
-        else:
-            width = len(next(iter(value.values()), b""))
-            out.append(struct.pack(f"<II{len(value)}I", len(value), width, *value) + b"".join(value.values()))
-    return b"".join(out)
-
-
-def decode(kind: type[M], blob: bytes) -> M:
-    """A message of that kind from its bytes; anything malformed raises BadMessage."""
-    place = 0
-
-    def take(size: int) -> bytes:
-        nonlocal place
-        if size > len(blob) - place:
-            raise BadMessage(f"a {kind.__name__} that ends too early")
-        place += size
-        return blob[place - size : place]
-
-    def numbers(count: int) -> tuple[int, ...]:
-        return struct.unpack(f"<{count}I", take(4 * count))
-
-    hints, values = get_type_hints(kind), {}
-    for f in fields(kind):
-        value: Any
-        if hints[f.name] is int:
-            (value,) = numbers(1)
-        elif hints[f.name] is bytes:
-            value = take(*numbers(1))
-        elif hints[f.name] == tuple[int, ...]:
-            value = numbers(*numbers(1))
-        else:
-            count, width = numbers(2)
-            ids = numbers(count)
-            value = {i: take(width) for i in ids}
-            if len(value) != count:
-                raise BadMessage(f"a {kind.__name__} that names a client twice")
-        values[f.name] = value
-    if place != len(blob):
-        raise BadMessage(f"a {kind.__name__} with something behind it")
-    return kind(**values)
-
-
-# masks
-
-
-def add_masks(words: Words, keys: Iterable[tuple[bytes, bool]]) -> None:
-    """Add the keystream of each key (AES-256 in counter mode), or take it away where False, in place."""
-    zeros, stream = bytes(words.nbytes), bytearray(words.nbytes)
-    mask = np.frombuffer(stream, dtype=words.dtype.newbyteorder("<"))
-    for key, plus in keys:
-        # a key is used for one vector of one session, so the counter may start at zero
-        Cipher(AES256(key), CTR(bytes(16))).encryptor().update_into(zeros, stream)
-        (np.add if plus else np.subtract)(words, mask, out=words)
-
-
-def agreed(mine: X25519PrivateKey, theirs: bytes, purpose: bytes, session: bytes, size: int) -> bytes:
-    """The secret of two clients, for one purpose and one session."""
-    try:
-        raw = mine.exchange(X25519PublicKey.from_public_bytes(theirs))
-    except ValueError as error:
-        raise BadMessage(f"not a public key: {error}") from error
-    return HKDF(hashes.SHA256(), size, session, b"tacit secure sum, " + purpose).derive(raw)
-
-
-class Client:
-    """One client in one sum. Every step is taken once; a second time could open what it sent before."""
-
-    def __init__(self, id: int, invitation: Invitation, entropy: Entropy = secrets.token_bytes) -> None:
-        self.id = id
-        self.session = invitation.session
-        self._entropy = entropy
-        self._mask = X25519PrivateKey.from_private_bytes(entropy(_KEY))
-        self._share = X25519PrivateKey.from_private_bytes(entropy(_KEY))
-        self._seed = entropy(_KEY)
-        self._channels: dict[int, tuple[bytes, bytes]] = {}  # keys of what goes to a neighbour and comes from it
-        self._public: dict[int, bytes] = {}  # the neighbours' keys for masks
-        self._held: dict[int, bytes] = {}  # shares of the neighbours' secrets
-        self._threshold = 0
-        self._next = 0
-
-    def advertise(self) -> Keys:
-        """Both public keys."""
-        self._step("AdvertiseKeys")
-        mask, share = (key.public_key().public_bytes_raw() for key in (self._mask, self._share))
-        return Keys(self.id, mask, share)
-
-    def share(self, neighbours: Neighbours) -> Shares:
-        """Both secrets in shares, each pair sealed for the neighbour that will hold it."""
-        self._step("ShareKeys")
-        ids = set(neighbours.mask)
-        if self.id in ids or ids != set(neighbours.share) or not 0 < neighbours.threshold <= len(ids):
-            raise BadMessage(f"client {self.id} cannot share its secrets with these neighbours")
-        self._threshold, self._public = neighbours.threshold, neighbours.mask
-        for other, public in neighbours.share.items():
-            both = agreed(self._share, public, b"shares", self.session, 2 * _KEY)
-            there, back = both[:_KEY], both[_KEY:]  # the first half is for what goes from the smaller id
-            self._channels[other] = (there, back) if self.id < other else (back, there)
-        keys = shares(self._mask.private_bytes_raw(), self._threshold, ids, self._entropy)
-        seeds = shares(self._seed, self._threshold, ids, self._entropy)
-        return Shares(self.id, {other: self._sealed(other, keys[other] + seeds[other]) for other in neighbours.mask})
-
-    def mask(self, delivery: Delivery, words: Words) -> Masked:
-        """The vector under the own mask and those with every neighbour that shared its secrets."""
-        self._step("MaskedInput")
-        if len(delivery.sealed) < self._threshold:
-            raise UserError(
-                f"secure sum: client {self.id} has {len(delivery.sealed)} neighbours left and will not send without "
-                f"{self._threshold}"
-            )
-        self._held = {other: self._opened(other, sealed) for other, sealed in delivery.sealed.items()}
-        # of two neighbours the one with the smaller id adds the mask and the other takes it away
-        common = ((agreed(self._mask, self._public[j], b"mask", self.session, _KEY), self.id < j) for j in self._held)
-        hidden = words.copy()
-        add_masks(hidden, chain([(self._seed, True)], common))
-        return Masked(self.id, words.itemsize, hidden.astype(words.dtype.newbyteorder("<"), copy=False).tobytes())
-
-    def reveal(self, question: Question) -> Answer:
-        """Of every neighbour one share: with both, the server could open its vector."""
-        self._step("Unmask")
-        stayed, dropped = set(question.stayed), set(question.dropped)
-        if stayed & dropped or stayed | dropped != set(self._held):
-            raise BadMessage(f"client {self.id} is asked for what it must not tell")
-        if len(stayed) < self._threshold:
-            raise UserError(
-                f"secure sum: client {self.id} has {len(stayed)} neighbours in the sum and will not open it without "
-                f"{self._threshold}"
-            )
-        keys = {j: self._held[j][:SHARE] for j in question.dropped}
-        return Answer(self.id, {j: self._held[j][SHARE:] for j in question.stayed}, keys)
-
-    def _step(self, stage: Stage) -> None:
-        if self._next >= len(STAGES) or STAGES[self._next] != stage:
-            raise BadMessage(f"client {self.id} is not at {stage}")
-        self._next += 1
-
-    def _sealed(self, other: int, content: bytes) -> bytes:
-        # a key serves one direction and one message, so the nonce may be zero
-        return AESGCM(self._channels[other][0]).encrypt(bytes(12), content, self._address(self.id, other))
-
-    def _opened(self, other: int, sealed: bytes) -> bytes:
-        if other not in self._channels:
-            raise BadMessage(f"client {other} is no neighbour of client {self.id}")
-        try:
-            content = AESGCM(self._channels[other][1]).decrypt(bytes(12), sealed, self._address(other, self.id))
-        except InvalidTag as error:
-            raise BadMessage(f"the shares of client {other} did not arrive as they were sent") from error
-        if len(content) != 2 * SHARE:
-            raise BadMessage(f"the shares of client {other} are not two")
-        return content
-
-    def _address(self, sender: int, receiver: int) -> bytes:
-        return self.session + struct.pack("<II", sender, receiver)
 
 
 def share(clients: int, part: float) -> int:
@@ -338,7 +108,7 @@ class Server:
 
     def keys(self, message: Keys) -> None:
         """A client takes part."""
-        if not len(message.mask) == len(message.share) == _KEY:
+        if not len(message.mask) == len(message.share) == KEY:
             raise BadMessage(f"the keys of client {message.client} are not keys")
         self._accept("AdvertiseKeys", message.client, message)
 
@@ -416,7 +186,7 @@ class Server:
                 raise UserError(f"secure sum aborted: the shares of client {j}'s key do not belong together")
             # neighbour i had added the mask where i < j
             left = [i for i in self.graph[j] if i in stayed]
-            common = ((agreed(mask, self._keys[i].mask, b"mask", self.session, _KEY), i > j) for i in left)
+            common = ((agreed(mask, self._keys[i].mask, b"mask", self.session, KEY), i > j) for i in left)
             add_masks(self._total, common)
         return self._total
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.manifold import TSNE
 from torch import Tensor
 
 from tacit.config import config
@@ -93,6 +92,8 @@ def _follow(name: str, run: Run, users: Tensor, watch: Watch | None) -> Group:
 
 def _write_trajectories(path: Path, groups: list[Group], users: Tensor, run: Run) -> None:
     """All vectors of a user, from all groups, on one plane by t-SNE, as the paper's figures show them."""
+    from sklearn.manifold import TSNE
+
     rounds = len(groups[0].valid)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)

@@ -1,0 +1,90 @@
+"""Every command by its name."""
+
+import io
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from tacit.cli import data, inspection, methods, nodes, runs, studies
+from tacit.cli.screen import err, out
+from tacit.errors import UserError
+
+typer.core.HAS_RICH = False  # or plain help shows the backslashes of rich's escapes
+
+app = typer.Typer(
+    help="Federated recommendation: learn from people's tastes while the tastes stay on their devices.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Data sets: list, show, fetch, import.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "run": runs.run,
+    "compare": runs.compare,
+    "experiment": studies.experiment,
+    "results": studies.results,
+    "skew": studies.skew,
+    "resume": runs.resume,
+    "recommend": inspection.recommend,
+    "diagnose": inspection.diagnose,
+    "audit": inspection.audit,
+    "forget": inspection.forget,
+    "update": inspection.update,
+    "keys": nodes.keys,
+    "server": nodes.server,
+    "node": nodes.node,
+    "virtual": nodes.virtual,
+    "methods": methods.methods,
+}
+for name, command in COMMANDS.items():
+    app.command(name)(command)
+DATA: dict[str, Callable[..., None]] = {
+    "list": data.names,
+    "show": data.show,
+    "fetch": data.fetch,
+    "import": data.take_in,
+}
+for name, command in DATA.items():
+    data_app.command(name)(command)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        out.print(f"tacit {version('tacit')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version and end")
+    ] = False,
+) -> None:
+    pass
+
+
+def call() -> int:
+    """Carry out the command that was typed; gives the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without these letters shows a question mark
+            stream.reconfigure(errors="replace")
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except UserError as error:
+        err.print(f"tacit: {error}", soft_wrap=True)
+        return 2
+    except BrokenPipeError:
+        # the interpreter flushes once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0

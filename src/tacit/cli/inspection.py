@@ -1,0 +1,120 @@
+"""`recommend`, `diagnose`, `audit`, `forget` and `update`: what is done with a run that is there."""
+
+import dataclasses
+import json
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any
+
+import typer
+
+from tacit.cli import options as o
+from tacit.cli.screen import out
+
+
+def recommend(
+    folder: o.RunFolder,
+    user: Annotated[str, typer.Option("--user", help="a user id of the data set")],
+    k: Annotated[int, typer.Option("-k", min=1)] = 10,
+    as_json: o.AsJson = False,
+) -> None:
+    """What a run's best model recommends to a user; on a node's folder, to one of the node's users."""
+    if (folder / "node.json").is_file():
+        from tacit.deploy import commands
+
+        known, found = commands.recommend(folder, user, k)
+    else:
+        from tacit.runs.run import reopen
+
+        run = reopen(folder)
+        known, found = run.recent(user), run.recommend(user, k)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(line) for line in found]))
+    else:
+        from tacit.runs import report
+
+        out.print(report.recommendations(user, known, found))
+
+
+def diagnose(
+    folder: o.RunFolder,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="a line a table, group and round, with all singular values")
+    ] = False,
+) -> None:
+    """How a run's item tables use their dimensions and keep to its clusters: at its best round and recorded ones."""
+    from tacit.runs import diagnose, report
+    from tacit.runs.run import reopen
+
+    run = reopen(folder)
+    found = diagnose.everything(run)
+    if as_json:
+        for one in found:
+            print(diagnose.as_json(one))
+        return
+    out.print(report.diagnostics(found))
+    out.print(f"The best round by validation is {run.folder.best_round}.")
+    if parted := report.clusters(found):
+        out.print(parted)
+    for line in report.cluster_remarks(found):
+        out.print(line)
+
+
+def audit(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN…")],
+    ldp: Annotated[list[str] | None, typer.Option("--ldp", help="and with this noise on uploads; repeatable")] = None,
+    secure: Annotated[bool, typer.Option("--secure", help="and with secure sums")] = False,
+    dp: Annotated[list[str] | None, typer.Option("--dp", help="and with this noise on secure sums; repeatable")] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="rounds to look at")] = 5,
+    clients: Annotated[int, typer.Option("--clients", min=0, help="clients to attack; 0: all")] = 100,
+    k: Annotated[int, typer.Option("-k", min=1, help="items that an attack may name")] = 10,
+    at: Annotated[str, typer.Option("--at", help="from where a run is continued: last, best or start")] = "last",
+    as_json: Annotated[bool, typer.Option("--json", help="a line a run and protection")] = False,
+) -> None:
+    """Play the curious server: infer from a run's uploads which items its clients interacted with."""
+    from tacit.runs import audit, report
+    from tacit.runs.files import to_json
+
+    protections: list[dict[str, Any]] = [{"ldp": noise} for noise in ldp or []]
+    protections += [{"secure": True}] * secure + [{"secure": True, "dp": noise} for noise in dp or []]
+    found = []
+    for one in audit.audit(folders, protections, rounds, clients, k, at):
+        found.append(one)
+        if as_json:
+            print(to_json(dataclasses.asdict(one)))
+    if not as_json:
+        out.print(report.audits(found))
+        for line in report.audit_remarks(found):
+            out.print(line)
+
+
+def forget(folder: o.RunFolder, user: Annotated[str, typer.Option("--user", help="a user id of the run")]) -> None:
+    """Remove a user from a run exactly, as if it had never been there."""
+    from tacit.runs import life
+    from tacit.runs.run import reopen
+
+    run = reopen(folder)
+    began = perf_counter()
+    life.forget(run, user)
+    out.print(f"user {user} is forgotten ({perf_counter() - began:.2f} s)")
+
+
+def update(
+    folder: o.RunFolder,
+    file: Annotated[Path, typer.Argument(help="CSV or Parquet file with new interactions")],
+    user: o.UserColumn = "user",
+    item: o.ItemColumn = "item",
+    time: o.TimeColumn = None,
+) -> None:
+    """Take new interactions and new users into a run, as if they had been there from the start."""
+    from tacit.runs import life
+    from tacit.runs.run import reopen
+
+    run = reopen(folder)
+    began = perf_counter()
+    done = life.update(run, file, user, item, time)
+    out.print(
+        f"{done.interactions:,} interactions of {done.users:,} users taken in, {done.new_users:,} of them new; "
+        f"left out: {done.unknown_items:,} of unknown items, {done.repeated:,} repeated "
+        f"({perf_counter() - began:.2f} s)"
+    )

@@ -1,0 +1,89 @@
+"""`tacit methods`: what there is to run, and its settings."""
+
+import dataclasses
+import inspect
+import re
+import types
+import typing
+from typing import Annotated, Any
+
+import typer
+
+from tacit.cli.screen import out
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(help="one of them, with all its settings", show_default=False)] = None,
+) -> None:
+    """Every method with the settings of its own; of one method, all settings."""
+    from rich.table import Table
+
+    from tacit import methods as registry
+    from tacit.core.trained import Trained
+
+    if name is not None:
+        _one(name, registry.PLUGS.known().get(name) or registry.find(name))
+        return
+    table = Table("method", "kind", "what it is", "paper", "settings of its own")
+    for called, cls in registry.known().items():
+        table.add_row(called, _kind(cls), _about(cls), cls.paper, _settings(cls, Trained))
+    for called, plug in registry.PLUGS.known().items():
+        table.add_row(f"--plug {called}", "plug-in", _about(plug), getattr(plug, "paper", ""), _settings(plug, Trained))
+    out.print(table)
+    out.print("tacit methods NAME lists all settings of a method; --set NAME=VALUE changes one.")
+
+
+def _one(name: str, cls: Any) -> None:
+    from rich.table import Table
+
+    paper = getattr(cls, "paper", "")
+    out.print(f"{name}: {inspect.getdoc(cls) or ''}" + (f"\n\n{paper}" if paper else ""))
+    hints = typing.get_type_hints(cls)
+    table = Table("setting", "default", "type", "what it is")
+    for field in dataclasses.fields(cls):
+        table.add_row(field.name, _short(field.default), _type(hints[field.name]), _comment(cls, field.name))
+    out.print(table)
+
+
+def _about(cls: type) -> str:
+    return (cls.__doc__ or "").strip().splitlines()[0]
+
+
+def _kind(cls: Any) -> str:
+    from tacit.core.closed_form import ClosedForm
+
+    return "reference" if cls.pooled else "closed form" if issubclass(cls, ClosedForm) else "trained"
+
+
+def _settings(cls: Any, base: Any) -> str:
+    common = {field.name for field in dataclasses.fields(base)}
+    return ", ".join(f"{f.name}={_short(f.default)}" for f in dataclasses.fields(cls) if f.name not in common)
+
+
+def _short(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _type(kind: Any) -> str:
+    """A type as a person writes its values: `int`, `adam or sgd`, `int, …`."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return " or ".join(map(str, parts))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(_type, parts))
+    if origin is tuple:
+        return ", ".join("…" if part is Ellipsis else _type(part) for part in parts)
+    return "none" if kind is type(None) else getattr(kind, "__name__", str(kind))
+
+
+def _comment(cls: type, setting: str) -> str:
+    """What stands beside a setting in the source of the class that declares it."""
+    for owner in cls.__mro__:
+        if setting in vars(owner).get("__annotations__", {}):
+            try:
+                source = inspect.getsource(owner)
+            except (OSError, TypeError):
+                return ""
+            found = re.search(rf"^ +{setting}\s*:[^#\n]*#\s*(.*)$", source, re.MULTILINE)
+            return found[1] if found else ""
+    return ""

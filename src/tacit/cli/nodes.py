@@ -1,0 +1,166 @@
+"""`keys`, `server`, `node` and `virtual`: the same methods on several machines."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tacit.cli import options as o
+from tacit.cli.screen import out, stopping, table
+
+
+def keys(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="where they are kept, and added to")],
+    host: Annotated[list[str] | None, typer.Option("--host", help="name or address of the server; repeatable")] = None,
+    node: Annotated[list[str] | None, typer.Option("--node", help="name of a node; repeatable")] = None,
+) -> None:
+    """Make certificates and keys for a server and its nodes."""
+    from tacit.deploy import keys as files
+
+    for path in files.make(folder, host or [], node or []):
+        out.print(str(path))
+    out.print(f"the server gets {folder / 'server'}, a node its own folder below {folder / 'nodes'}")
+    out.print(f"whoever has {folder / 'ca.key'} can pose as the server: keep it off both")
+
+
+def server(
+    method: o.MethodName,
+    catalogue: Annotated[Path, typer.Option("--catalogue", help="file with a column `item`, maybe `title`")],
+    folder: o.NodesOut,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="nodes to wait for before the first round")] = 1,
+    keys_folder: Annotated[Path | None, typer.Option("--keys", help="what `tacit keys` made for the server")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="no TLS and no keys; on this machine alone")] = False,
+    host: Annotated[str, typer.Option("--host", help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port")] = 8477,
+    protocol: o.ProtocolName = "strict",
+    rounds: o.Rounds = None,
+    seed: o.Seed = 0,
+    settings: o.Settings = None,
+    plug: o.Plug = None,
+    ldp: o.Noise = None,
+    secure: o.Secure = False,
+    together: Annotated[bool, typer.Option("--together", help="a client is a node, not each of its users")] = False,
+    select: o.Select = "NDCG@10",
+    evaluate_every: o.Every = 1,
+    patience: o.Patience = 0,
+    deadline: o.Deadline = 600,
+    least: Annotated[float, typer.Option("--least", min=0, max=1, help="share of clients that must reply")] = 0.5,
+    max_norm: Annotated[float, typer.Option("--max-norm", min=0, help="of a client's change; 0: 100 a value")] = 0,
+    most_users: Annotated[int, typer.Option("--max-users", min=1, help="that one node may announce")] = 100_000,
+    wait: Annotated[float, typer.Option("--wait", min=0, help="seconds to wait for nodes")] = 3600,
+    as_json: o.AsJson = False,
+) -> None:
+    """Run a method over nodes on other machines; started again after a crash, it continues."""
+    from tacit.config import config, parse_pairs
+    from tacit.deploy import commands
+    from tacit.runs.compare import Row
+
+    (method,), of_plug = o.plugged([method], plug)
+    asked = config(
+        method=method,
+        data=catalogue.stem,
+        protocol=protocol,
+        rounds=rounds,
+        seed=seed,
+        settings=parse_pairs(settings or []) | of_plug,
+        select=select,
+        evaluate_every=evaluate_every,
+        patience=patience,
+        ldp=ldp,
+        secure=secure,
+    )
+    with stopping(f"start it again to resume {folder}"):
+        summary = commands.server(
+            asked,
+            catalogue,
+            folder,
+            (host, port),
+            None if insecure else keys_folder,
+            insecure,
+            nodes=nodes,
+            together=together,
+            wait=wait,
+            terms={"deadline": deadline, "least": least, "max_norm": max_norm, "most_users": most_users},
+        )
+    table([Row(method, (summary,))])
+    if as_json:
+        print(json.dumps(dataclasses.asdict(summary)))
+
+
+def node(
+    file: Annotated[Path, typer.Argument(help="CSV, Parquet or SQLite file of interactions; it stays here")],
+    server: Annotated[str, typer.Option("--server", help="host:port")],
+    folder: Annotated[Path, typer.Option("--folder", help="the node's own folder; keep it")],
+    keys_folder: Annotated[Path | None, typer.Option("--keys", help="what `tacit keys` made for this node")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="no TLS and no key; on this machine alone")] = False,
+    name: Annotated[str | None, typer.Option("--name", help="without keys: what the node is called")] = None,
+    user: o.UserColumn = "user",
+    item: o.ItemColumn = "item",
+    time: o.TimeColumn = None,
+    allow: Annotated[list[str] | None, typer.Option("--allow", help="a module:Class the server may ask for")] = None,
+    secure: Annotated[bool, typer.Option("--secure", help="send nothing outside a secure sum")] = False,
+    threads: o.Threads = 0,
+) -> None:
+    """Take part in runs with interactions that stay on this machine; Ctrl-C ends it."""
+    from tacit.deploy import commands
+
+    with stopping(f"what it has learnt is in {folder}; tacit recommend {folder} --user ID reads it"):
+        commands.node(
+            (file, user, item, time),
+            server,
+            folder,
+            None if insecure else keys_folder,
+            insecure,
+            name=name,
+            allow=tuple(allow or ()),
+            threads=threads,
+            secure=secure,
+        )
+
+
+def virtual(
+    method: o.MethodName,
+    folder: o.NodesOut,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="virtual nodes; each carries a shard of the users")] = 4,
+    data: o.DataName = "ml-100k",
+    protocol: o.ProtocolName = "strict",
+    rounds: o.Rounds = None,
+    seed: o.Seed = 0,
+    settings: o.Settings = None,
+    plug: o.Plug = None,
+    ldp: o.Noise = None,
+    min_interactions: o.AtLeast = 0,
+    select: o.Select = "NDCG@10",
+    evaluate_every: o.Every = 1,
+    patience: o.Patience = 0,
+    cpus: Annotated[float, typer.Option("--cpus", min=0.01, help="cores of a node: how many run at once")] = 1,
+    ray: Annotated[str | None, typer.Option("--ray", help="address of a Ray cluster, as in auto; none: here")] = None,
+    deadline: o.Deadline = 3600,
+    as_json: o.AsJson = False,
+) -> None:
+    """Simulate across processes or machines: virtual nodes on Ray, through Flower's simulation engine."""
+    from tacit.config import config, parse_pairs
+    from tacit.deploy import commands
+    from tacit.runs.compare import Row
+
+    (method,), of_plug = o.plugged([method], plug)
+    asked = config(
+        method=method,
+        data=data,
+        protocol=protocol,
+        rounds=rounds,
+        seed=seed,
+        settings=parse_pairs(settings or []) | of_plug,
+        min_interactions=min_interactions,
+        select=select,
+        evaluate_every=evaluate_every,
+        patience=patience,
+        ldp=ldp,
+    )
+    with stopping(f"start it again to resume {folder}"):
+        summary = commands.virtual(asked, folder, nodes, deadline, cpus, ray)
+    table([Row(method, (summary,))])
+    if as_json:
+        print(json.dumps(dataclasses.asdict(summary)))

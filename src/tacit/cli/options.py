@@ -1,0 +1,68 @@
+"""Options that several commands have, declared once, and how their text is read."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tacit.errors import UserError
+
+MethodName = Annotated[str, typer.Argument(help="`tacit methods` names them")]
+RunFolder = Annotated[Path, typer.Argument(metavar="DIR")]
+DataName = Annotated[str, typer.Option("--data", help="data set; `tacit data list` names them")]
+ProtocolName = Annotated[str, typer.Option("--protocol", help="strict, paper, symmetric or ratio")]
+Rounds = Annotated[int | None, typer.Option("--rounds", help="rounds; the method's own by default")]
+Seed = Annotated[int, typer.Option("--seed")]
+Seeds = Annotated[str, typer.Option("--seeds", help="as in 0,1,2")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="a setting of the method, key=value; repeatable")]
+Plug = Annotated[
+    str | None, typer.Option("--plug", help="a plug-in over the method, as in plgc or plgc:beta=0.5,gamma=0.01")
+]
+Clients = Annotated[int, typer.Option("--clients", help="clients of many users; 0: one client per user")]
+AtLeast = Annotated[int, typer.Option("--min-interactions", help="only users with at least this many")]
+Select = Annotated[str, typer.Option("--select", help="validation metric that chooses the reported round")]
+Shown = Annotated[
+    str, typer.Option("--metrics", help="show these too, as in coverage,novelty; module:Class for one of your own")
+]
+Every = Annotated[int, typer.Option("--evaluate-every", help="validate every so many rounds")]
+Patience = Annotated[int, typer.Option("--patience", help="stop after so many validations without a better one")]
+Threads = Annotated[int, typer.Option("--threads", help="workers; 0: one per core")]
+Chunk = Annotated[int, typer.Option("--chunk", help="clients stacked at a time, at most")]
+Noise = Annotated[
+    str | None,
+    typer.Option("--ldp", help="noise on uploads: kind=laplace,clip=0.5,scale=0.1, or epsilon=1 in place of scale"),
+]
+Mapped = Annotated[bool, typer.Option("--mapped", help="keep the clients' state in memory-mapped files")]
+Central = Annotated[
+    str | None,
+    typer.Option(
+        "--dp", help="noise that clients share, with --secure: clip=1,noise=1, or epsilon=1 in place of noise"
+    ),
+]
+Secure = Annotated[bool, typer.Option("--secure", help="the server sees only sums of uploads (secure aggregation)")]
+Sanity = Annotated[bool, typer.Option("--sanity/--no-sanity", help="popularity, EASE, oracle")]
+AsJson = Annotated[bool, typer.Option("--json", help="print the summary as the last line")]
+Deadline = Annotated[float, typer.Option("--deadline", min=0.1, help="seconds a round waits for replies")]
+NodesOut = Annotated[Path, typer.Option("--out", help="the run's folder; one that was begun is resumed")]
+UserColumn = Annotated[str, typer.Option("--user", help="column of user ids")]
+ItemColumn = Annotated[str, typer.Option("--item", help="column of item ids")]
+TimeColumn = Annotated[str | None, typer.Option("--time", help="column of times")]
+
+
+def plugged(names: list[str], plug: str | None) -> tuple[list[str], dict[str, str]]:
+    """The methods with `plug` over each, and the settings written behind it."""
+    from tacit.config import parse_pairs
+
+    if plug is None:
+        return names, {}
+    name, _, rest = plug.partition(":")
+    pairs = parse_pairs(rest.split(",") if rest else [])
+    return [f"{name}+{method}" for method in names], {f"{name}_{key}": value for key, value in pairs.items()}
+
+
+def numbers(seeds: str) -> list[int]:
+    """Seeds as they are written: 0,1,2."""
+    try:
+        return [int(part) for part in seeds.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds {seeds} is not a list of whole numbers; write it as in 0,1,2") from None

@@ -1,0 +1,190 @@
+"""`run`, `compare` and `resume`: training, and what comes out of it."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tacit.cli import options as o
+from tacit.cli.screen import downloading, out, rounds_bar, stopping, table
+
+if TYPE_CHECKING:
+    from tacit.core.rounds import Plan, Progress
+    from tacit.runs.run import Run, Watch
+
+EASE_ITEMS = 8_000  # beyond this many items, EASE as a reference takes longer than what it stands beside
+
+
+def run(
+    method: o.MethodName = "tally",
+    data: o.DataName = "ml-100k",
+    protocol: o.ProtocolName = "strict",
+    rounds: o.Rounds = None,
+    seed: o.Seed = 0,
+    settings: o.Settings = None,
+    plug: o.Plug = None,
+    clients: o.Clients = 0,
+    min_interactions: o.AtLeast = 0,
+    select: o.Select = "NDCG@10",
+    metrics: o.Shown = "",
+    evaluate_every: o.Every = 1,
+    patience: o.Patience = 0,
+    threads: o.Threads = 0,
+    chunk: o.Chunk = 128,
+    mapped: o.Mapped = False,
+    secure: o.Secure = False,
+    dp: o.Central = None,
+    ldp: o.Noise = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="the run's folder")] = None,
+    sanity_rows: o.Sanity = True,
+    diagnosed: Annotated[bool, typer.Option("--diagnose", help="record `tacit diagnose` of every validation")] = False,
+    as_json: o.AsJson = False,
+) -> None:
+    """Train a method on real data, evaluate it, and show what it would recommend."""
+    from tacit.config import config, parse_pairs
+    from tacit.runs import diagnose
+    from tacit.runs.run import start
+
+    (method,), of_plug = o.plugged([method], plug)
+    asked = config(
+        method=method,
+        data=data,
+        protocol=protocol,
+        rounds=rounds,
+        seed=seed,
+        settings=parse_pairs(settings or []) | of_plug,
+        clients=clients,
+        min_interactions=min_interactions,
+        select=select,
+        metrics=metrics,
+        evaluate_every=evaluate_every,
+        patience=patience,
+        threads=threads,
+        chunk=chunk,
+        mapped=mapped,
+        secure=secure,
+        dp=dp,
+        ldp=ldp,
+    )
+    with downloading() as progress:
+        started = start(asked, folder, progress)
+    if diagnosed:
+        (started.folder.path / diagnose.FILE).touch()
+    out.print(f"{method} on {data}, protocol {protocol}, seed {seed} → {started.folder.path}")
+    _finish(started, sanity_rows, as_json)
+
+
+def compare(
+    names: Annotated[list[str], typer.Argument(metavar="METHOD…")],
+    data: o.DataName = "ml-100k",
+    protocol: o.ProtocolName = "strict",
+    rounds: o.Rounds = None,
+    seeds: o.Seeds = "0",
+    settings: o.Settings = None,
+    plug: o.Plug = None,
+    clients: o.Clients = 0,
+    min_interactions: o.AtLeast = 0,
+    select: o.Select = "NDCG@10",
+    metrics: o.Shown = "",
+    evaluate_every: o.Every = 1,
+    patience: o.Patience = 0,
+    threads: o.Threads = 0,
+    ldp: o.Noise = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="keep the runs here; finished ones are reused")] = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Run several methods on the same ground and print one table."""
+    from tacit.config import parse_pairs
+    from tacit.data import sources
+    from tacit.evaluation.metrics import names as names_of
+    from tacit.runs.compare import compare as compared
+    from tacit.runs.files import to_json
+
+    numbers = o.numbers(seeds)
+    names, of_plug = o.plugged(names, plug)
+    with downloading() as progress:
+        sources.load(data, min_interactions, progress)
+    with (
+        stopping(f"finished runs are kept in {folder}" if folder else "nothing is kept without --out"),
+        rounds_bar() as watching,
+    ):
+        rows = compared(
+            names,
+            numbers,
+            folder,
+            lambda asked: watching(f"{asked.method} seed {asked.seed}"),
+            data=data,
+            protocol=protocol,
+            rounds=rounds,
+            settings=parse_pairs(settings or []) | of_plug,
+            clients=clients,
+            min_interactions=min_interactions,
+            select=select,
+            metrics=metrics,
+            evaluate_every=evaluate_every,
+            patience=patience,
+            threads=threads,
+            ldp=ldp,
+        )
+    table(rows, names_of(metrics))
+    if as_json:
+        print(to_json([dataclasses.asdict(one) for row in rows for one in row.runs]))
+
+
+def resume(
+    folder: o.RunFolder,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="let a run, finished or not, have so many")] = None,
+    sanity_rows: o.Sanity = True,
+    as_json: o.AsJson = False,
+) -> None:
+    """Resume a run that was stopped, or let a finished one have more rounds."""
+    from tacit.runs.run import extend, reopen
+
+    if rounds is not None:
+        extend(folder, rounds)
+    with downloading() as progress:
+        stopped = reopen(folder, progress)
+    _finish(stopped, sanity_rows, as_json)
+
+
+def _finish(run: "Run", sanity_rows: bool, as_json: bool) -> None:
+    """Train to the end and show everything a newcomer wants to see."""
+    from tacit.runs import diagnose, report
+    from tacit.runs.compare import Row, sanity
+    from tacit.runs.files import to_json
+    from tacit.runs.run import Summary
+
+    path = run.folder.path
+    with stopping(f"go on with: tacit resume {path}"), rounds_bar() as watching:
+        watch = watching(run.config.method)
+        if (path / diagnose.FILE).exists():
+            watch = _both(watch, diagnose.recorder(run))
+        finished = run.folder.summary
+        summary = Summary(**finished) if finished else run.go_on(watch)
+        rows = [Row(run.config.method, (summary,))]
+        if sanity_rows:
+            names = ["popularity", "ease", "oracle"] if run.split.n_items <= EASE_ITEMS else ["popularity", "oracle"]
+            rows += sanity(run.config, [n for n in names if n != run.config.method])
+    table(rows, run.config.metrics)
+    out.print(report.groups(summary))
+    for user in _some_users(run):
+        out.print(report.recommendations(user, run.recent(user), run.recommend(user)))
+    if as_json:
+        print(to_json(dataclasses.asdict(summary)))
+
+
+def _both(one: "Watch", other: "Watch") -> "Watch":
+    def watch(progress: "Progress", plan: "Plan") -> None:
+        one(progress, plan)
+        other(progress, plan)
+
+    return watch
+
+
+def _some_users(run: "Run", count: int = 2) -> list[str]:
+    """A user or two of ordinary activity, the same every time."""
+    lengths = run.split.train.lengths
+    evaluated = [u for u in lengths.argsort(kind="stable").tolist() if len(run.split.test[u])]
+    middle = len(evaluated) // 2
+    return [str(run.split.data.user_ids[u]) for u in evaluated[middle : middle + count]]

@@ -1,0 +1,91 @@
+"""`experiment`, `results` and `skew`: published tables and figures, measured anew."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tacit.cli import options as o
+from tacit.cli.screen import downloading, out, rounds_bar, stopping
+
+if TYPE_CHECKING:
+    from tacit.runs.experiments import Experiment
+
+File = Annotated[Path, typer.Argument(help="a file of experiments/")]
+Where = Annotated[Path | None, typer.Option("--out", help="where its runs are; runs/<name of the file>")]
+
+
+def experiment(
+    file: File,
+    only: Annotated[list[str] | None, typer.Option("--row", help="only this row, by its label; repeatable")] = None,
+    data: Annotated[list[str] | None, typer.Option("--data", help="only this data set; repeatable")] = None,
+    protocol: Annotated[list[str] | None, typer.Option("--protocol", help="only under this one; repeatable")] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="other seeds than the file's, as in 0,1,2")] = None,
+    folder: Where = None,
+    keep: Annotated[bool, typer.Option("--keep", help="keep checkpoints of finished runs")] = False,
+) -> None:
+    """Run a published table, or resume it, and print published and measured figures side by side."""
+    from tacit.data import sources
+    from tacit.runs import experiments
+
+    asked = experiments.read(file)
+    where = folder or Path("runs") / file.stem
+    plan = experiments.planned(asked, only or [], data or [], protocol or [], o.numbers(seeds) if seeds else [])
+    with downloading() as progress:
+        for name in dict.fromkeys(p.data for p in plan):
+            sources.load(name, 0, progress)
+    with stopping(f"finished runs are kept in {where}"), rounds_bar() as watching:
+        experiments.carry_out(plan, where, lambda p: watching(p.folder), keep)
+    _show(asked, where)
+
+
+def results(
+    file: File,
+    folder: Where = None,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="print tables for a document")] = False,
+) -> None:
+    """Collect what is finished of an experiment: published figure, ours, the strict one, and the seeds behind them."""
+    from tacit.runs import experiments
+
+    asked = experiments.read(file)
+    where = folder or Path("runs") / file.stem
+    if as_markdown:
+        print(experiments.markdown(asked, experiments.collect(asked, where)))
+    else:
+        _show(asked, where)
+
+
+def skew(
+    folder: Annotated[Path, typer.Option("--out", help="a new folder for its runs, skew.jsonl and trajectories.csv")],
+    data: o.DataName = "filmtrust",
+    min_interactions: o.AtLeast = 10,
+    rounds: Annotated[int, typer.Option("--rounds", min=2)] = 100,
+    users: Annotated[int, typer.Option("--users", min=1, help="whose vectors are followed")] = 4,
+    protocol: o.ProtocolName = "paper",
+    seed: o.Seed = 0,
+    threads: o.Threads = 0,
+) -> None:
+    """User embedding skew: users' vectors with and without averaging, and what PFedCLR puts against it, by round."""
+    from tacit.data import sources
+    from tacit.runs import report, skew_study
+
+    with downloading() as progress:
+        sources.load(data, min_interactions, progress)
+    with stopping(f"what was finished is in {folder}"), rounds_bar() as watching:
+        options = {"min_interactions": min_interactions, "protocol": protocol, "seed": seed, "threads": threads}
+        groups = skew_study.study(folder, data, users, rounds, watching, **options)
+    out.print(report.skew(groups))
+    out.print(report.SKEW)
+    out.print(f"every round is in {folder / 'skew.jsonl'}, the paths in {folder / 'trajectories.csv'}")
+
+
+def _show(asked: "Experiment", where: Path) -> None:
+    from tacit.runs import experiments, report
+
+    found = experiments.collect(asked, where)
+    out.print(asked.title, style="bold")
+    for place in asked.data:
+        done = experiments.begun(place.name, found)
+        out.print(report.experiment(asked, place.name, found) if done else f"{place.name}: {experiments.NOTHING}")
+    if asked.note:
+        out.print(asked.note)
