@@ -36,7 +36,7 @@ def messages() -> list[Payload]:
     """Every kind of field by itself, and all of them in one message."""
     draw = torch.Generator().manual_seed(0)
     rows, real = torch.tensor([[2, 0], [1, 3], [0, 1]]), torch.tensor([[True, False], [True, True], [True, True]])
-    table = Rows(torch.randn(3, 2, 4, generator=draw), rows, real, torch.zeros(5, 4))
+    table = Rows(torch.randn(3, 2, 4, generator=draw), rows, real, torch.linspace(-1, 1, 20).view(5, 4))
     columns = torch.tensor([[0, 4], [0, 2], [1, 3]])
     mask = ((torch.arange(4) >= columns[:, :1]) & (torch.arange(4) < columns[:, 1:]))[:, None]
     fields = {
