@@ -1,6 +1,7 @@
 """`tacit methods`: what there is to run, and its settings."""
 
 import dataclasses
+import gc
 import inspect
 import re
 import types
@@ -18,9 +19,13 @@ def methods(
     """Every method with the settings of its own; of one method, all settings."""
     from rich.table import Table
 
+    gc.disable()  # nothing that is loaded here is garbage, and looking for it takes a quarter of the time
     from tacit import methods as registry
     from tacit.core.trained import Trained
 
+    registry.known()
+    gc.freeze()  # or the interpreter looks for it at its end
+    gc.enable()
     if name is not None:
         _one(name, registry.PLUGS.known().get(name) or registry.find(name))
         return
