@@ -13,8 +13,9 @@ import torch
 
 import tacit
 from tacit.core.fleet import SimulatedFleet, Traffic
-from tacit.core.method import Method, Moment
+from tacit.core.method import Moment
 from tacit.core.store import ClientStore
+from tacit.core.trained import Trained
 from tacit.core.workers import (
     Crew,
     can_fork,
@@ -212,7 +213,7 @@ def test_work_of_the_workers_is_counted():
     assert workers_memory() > 2_000_000
 
 
-METHOD = Method(dim=4, epochs=1, init=0.3)
+METHOD = Trained(dim=4, epochs=1, init=0.3)
 
 
 def after_rounds(how: str, monkeypatch, **options):

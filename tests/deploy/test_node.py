@@ -149,8 +149,8 @@ def test_a_node_builds_no_method_from_elsewhere(tmp_path, caplog):
     node = Node(data, tmp_path / "node", threads=1)
     assert unpack(node.answer(Packet("hello", {}, job.dump()).pack())).kind == "sorry"
     assert "--allow os:system" in caplog.text
-    own = job_of(data, "tacit.core.method:Method", {"dim": 2})
-    allowed = Node(data, tmp_path / "node", threads=1, allow=("tacit.core.method:Method",))
+    own = job_of(data, "tacit.core.trained:Trained", {"dim": 2})
+    allowed = Node(data, tmp_path / "node", threads=1, allow=("tacit.core.trained:Trained",))
     assert unpack(allowed.answer(Packet("hello", {}, own.dump()).pack())).kind == "here"
 
 

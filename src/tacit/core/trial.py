@@ -29,12 +29,12 @@ def check_settings(cls: type[Method]) -> None:
     fields = {f.name for f in dataclasses.fields(cls)}
     for k in cls.__mro__[: cls.__mro__.index(Method)]:
         types = inspect.get_annotations(k)
-        for name, kind in types.items():
-            if name not in fields and str(get_origin(kind)) != "typing.ClassVar":
-                raise UserError(
-                    f"{k.__name__} has the setting '{name}' and is not a dataclass: "
-                    "write @dataclass(frozen=True) above the class"
-                )
+        settings = [name for name, kind in types.items() if str(get_origin(kind)) != "typing.ClassVar"]
+        if settings and "__dataclass_fields__" not in vars(k):
+            raise UserError(
+                f"{k.__name__} has the setting '{settings[0]}' and is not a dataclass: "
+                "write @dataclass(frozen=True) above the class"
+            )
         above = {name for b in k.__mro__[1:] for name in inspect.get_annotations(b)} - fields
         for name, value in vars(k).items():
             data = not (callable(value) or hasattr(value, "__get__") or name.startswith("_"))
@@ -93,6 +93,20 @@ def _check_leaves(method: Method, federation: Federation, server: State) -> None
 
 def _check_training(method: Trained, p: State, data: Cohort) -> None:
     C, U = data.users.shape
+    table = _try(method, "view", lambda: method.view(p))
+    scores = _try(method, "score", lambda: method.score(p, table))
+    wanted = (C, U, data.rows.shape[1])
+    if scores.shape != wanted:
+        raise _wrong(method, f"has scores of shape {tuple(scores.shape)}; clients, users and rows make it {wanted}")
+    slot, row = data.slot[:, :5], data.row[:, :5]
+    expected = scores[torch.arange(C)[:, None], slot, row]
+    try:
+        pairs = method.pairs(p, table, slot, row).detach()
+        agree = pairs.shape == expected.shape and torch.allclose(pairs, expected, rtol=1e-3, atol=1e-4)
+    except (RuntimeError, KeyError):
+        agree = False
+    if not agree:
+        raise _wrong(method, "has a 'pairs' that disagrees with its 'score': a change of the one needs the other")
     for phase in _try(method, "phases", lambda: method.phases(1)):
         for name in sorted({name for turn in phase.turns for name in turn}):
             if name not in p:
@@ -101,16 +115,6 @@ def _check_training(method: Trained, p: State, data: Cohort) -> None:
         loss = _try(method, "loss", partial(phase.loss, p, batch))
         if loss.shape != (C,):
             raise _wrong(method, f"has a loss of shape {tuple(loss.shape)}; it must be one value a client, {(C,)}")
-    table = _try(method, "view", lambda: method.view(p))
-    scores = _try(method, "score", lambda: method.score(p, table))
-    wanted = (C, U, data.rows.shape[1])
-    if scores.shape != wanted:
-        raise _wrong(method, f"has scores of shape {tuple(scores.shape)}; clients, users and rows make it {wanted}")
-    slot, row = data.slot[:, :5], data.row[:, :5]
-    pairs = _try(method, "pairs", lambda: method.pairs(p, table, slot, row))
-    expected = scores[torch.arange(C)[:, None], slot, row]
-    if pairs.shape != expected.shape or not torch.allclose(pairs, expected, rtol=1e-3, atol=1e-4):
-        raise _wrong(method, "has a 'pairs' that disagrees with its 'score': a change of the one needs the other")
 
 
 def _try(method: Method, hook: str, call: Callable[[], T]) -> T:
