@@ -320,5 +320,9 @@ def test_workers_do_not_outlive_a_parent_that_is_killed(tmp_path):
     process = started(tmp_path / "cut")
     pids = children(process.pid)
     process.kill()
+    process.wait()
+    gone = until(lambda: not any(alive(pid) for pid in pids), 2.0)
+    for pid in filter(alive, pids):
+        os.kill(pid, signal.SIGKILL)
+    assert gone
     process.communicate()
-    assert until(lambda: not any(alive(pid) for pid in pids), 2.0)
