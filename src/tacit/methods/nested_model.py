@@ -187,22 +187,18 @@ class NestedModel(Trained):
     @gradient_by("nested_gradient")
     def loss(self, p: State, batch: Batch) -> Tensor:
         """The sum of the losses of all models that a client trains (HeteFedRec, Eq. 11), (C,)."""
-        users, items = self._parted(p, self.view(p))
-        one = batch.row is None or batch.slot is None
-        if one:
-            batch, rows = batch.occurring
-            items = take(items, rows)
-        total = torch.zeros(len(items))
+        table, rows = self.view(p), p["items"].shape[1]
+        if batch.slot is None:  # only the batch's rows pass through the perceptrons; users may stand behind the items
+            batch, chosen = batch.occurring
+            p = p | {"items": take(p["items"], chosen)}
+            table = torch.cat([take(table[:, :rows], chosen), table[:, rows:]], 1)
+        total = torch.zeros(len(table))
         for a in range(p["tasks"].shape[1]):
-            n = self.sizes[a]
-            net = self.perceptron(p["theta"], a)
-            if one:
-                part = row_bce(every_pair(net, users[..., :n], items[..., :n], self.leak), batch)
+            q = p | {"model": torch.full_like(p["model"], a)}
+            if batch.slot is None or batch.row is None:
+                part = row_bce(self.score(q, table), batch)
             else:
-                assert batch.slot is not None
-                assert batch.row is not None
-                pairs = chosen_pairs(net, users[..., :n], items[..., :n], batch.slot, batch.row, self.leak)
-                part = pair_bce(pairs, batch)
+                part = pair_bce(self.pairs(q, table, batch.slot, batch.row), batch)
             total = total + part * p["tasks"][:, a]
         return total
 

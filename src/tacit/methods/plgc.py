@@ -172,7 +172,7 @@ class PLGC(Plug, Backbone):
         network = dict.fromkeys(NETWORK, self.plgc_lr) if self.plgc_regulariser == "err" else {}
         turns = []
         for turn in phase.turns:  # a backbone may have named all that is private
-            theirs = {n: rate for n, rate in turn.items() if not n.startswith("plgc_")}
+            theirs = {n: rate for n, rate in turn.items() if n != "trained" and not n.startswith("plgc_")}
             turns.append(theirs | (network if self._local in turn else {}))
         loss = Loss(partial(self.regularised, phase.loss), partial(self._step, phase.loss))
         return replace(phase, turns=tuple(turns), loss=loss, decay=phase.decay * self.plgc_decay)
