@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from tacit.core.fleet import SimulatedFleet, Traffic
-from tacit.core.method import Method, Moment
+from tacit.core.method import Moment
 from tacit.core.payload import Payload, State
 from tacit.core.rounds import sample
+from tacit.core.trained import Trained
 from tacit.core.workers import cpu_seconds
 from tacit.data.cohort import Federation
 from tacit.data.sources import load
@@ -37,7 +38,7 @@ def federation(data: str, pooled: bool = False) -> Federation:
 class Round:
     """A training round of a method, the first or a later one; called again it does the same work."""
 
-    def __init__(self, method: Method, federation: Federation, threads: int = 1, number: int = 1) -> None:
+    def __init__(self, method: Trained, federation: Federation, threads: int = 1, number: int = 1) -> None:
         self.method = method
         self.number = number
         self.ids = sample(federation.n_clients, method.fraction, federation.seed, round=1)

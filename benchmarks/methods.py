@@ -7,6 +7,7 @@ from typing import Any
 from benchmarks.measure import Round, federation, in_turns
 from tacit.config import build
 from tacit.core.method import Method
+from tacit.core.trained import Trained
 from tacit.methods import find
 
 Settings = Mapping[str, Any]
@@ -50,7 +51,7 @@ def costs(methods: Mapping[str, Settings] = METHODS, data: str = "ml-100k", repe
     }
 
 
-def _trained(method: Method) -> Method:
-    if not method.phases(1):
+def _trained(method: Method) -> Trained:
+    if not isinstance(method, Trained):
         raise ValueError(f"'{method.name}' has no phases: it does not train, so a round of it is not timed here")
     return method

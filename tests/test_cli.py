@@ -62,7 +62,7 @@ def assert_one_sentence(result, *parts):
         (["run", "fedmf", "--set", "dmi=8"], ["unknown setting of fedmf 'dmi'", "did you mean 'dim'?", "known: batch"]),
         (["run", "--set", "dim"], ["'dim' is not a setting", "key=value"]),
         (["run", "fedmf", "--set", "dim=wide"], ["dim=wide", "fedmf", "valid integer"]),
-        (["run", "--set", "dim=0"], ["dim=0", "at least 1"]),
+        (["run", "fedmf", "--set", "dim=0"], ["dim=0", "at least 1"]),
         (["run", "--data", "demoo"], ["unknown data set 'demoo'", "did you mean 'demo'?", "ml-100k"]),
         (["run", "--protocol", "strikt"], ["'strikt'", "'strict', 'paper', 'symmetric' or 'ratio'"]),
         (["run", "--select", "NDCG@7"], ["unknown metric 'NDCG@7'", "NDCG@10"]),
@@ -214,7 +214,7 @@ def test_a_plug_in_is_an_option(tacit, place):
     methods = [line["method"] for line in json.loads(out.splitlines()[-1])]
     assert methods[:2] == ["plgc+fedmf", "plgc+fedncf"]
     assert_one_sentence(tacit("run", "fedmf", *QUICK, "--plug", "plcg"), "unknown plug-in 'plcg'", "plgc")
-    assert_one_sentence(tacit("run", "tally", *QUICK, "--plug", "plgc"), "plgc does not go over tally")
+    assert_one_sentence(tacit("run", "tally", *QUICK, "--plug", "plgc"), "plgc cannot go over tally")
     assert_one_sentence(tacit("run", "fedmf", *QUICK, "--plug", "plgc:bet=1"), "plgc_bet", "did you mean 'plgc_beta'")
     assert "--plug plgc" in tacit("methods")[1]
 

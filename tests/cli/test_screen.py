@@ -47,7 +47,7 @@ def test_methods_show_their_text_and_their_own_settings(tacit):
     row = next(line for line in out.splitlines() if " fedncf " in line)
     assert "Score MLP([p_u, q_i])" in row
     assert "layers=32,16,8" in row
-    assert "federated" in row
+    assert "trained" in row
     assert "Perifanis" in row
     assert "negatives=" not in out
     assert "reference" in next(line for line in out.splitlines() if " ease " in line)

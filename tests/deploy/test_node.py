@@ -157,7 +157,7 @@ def test_a_node_builds_no_method_from_elsewhere(tmp_path, caplog):
 def test_a_model_that_cannot_be_read_is_a_sentence(trained):
     _, link, _ = trained
     node = link.named["n0"]
-    path = node.vault.path / node.work.job.id / "model.packet"
+    path = node.vault.job(node.work.job.id) / "model.packet"
     packet = unpack(path.read_bytes())
     write(path, Packet(packet.kind, packet.head, packet.body[:-1]).pack())
     with pytest.raises(UserError, match=r"cannot be read .* next evaluation"):

@@ -64,7 +64,10 @@ def test_a_run_from_before_there_was_an_option_goes_on(tmp_path):
     written = json.loads(path.read_text())
     del written["config"]["metrics"]
     path.write_text(json.dumps(written))
-    assert prepare(what, tmp_path / "run")[1].id == job.id
+    folder.unlock()
+    again, same = prepare(what, tmp_path / "run")
+    assert same.id == job.id
+    again.unlock()
     written["config"]["seed"] = 5
     path.write_text(json.dumps(written))
     with pytest.raises(UserError, match="a run with another config"):

@@ -147,7 +147,7 @@ def test_too_few_clients_too_many_values_and_wild_ones_are_refused():
     wide = Tally(windows=tuple(range(1, 9)), decays=(1.0,) * 8)
     with pytest.raises(UserError, match=r"a client of tally would send 1,[0-9,]+ values, .* --set inputs=100"):
         uploads(wide, few_clients(12))
-    with pytest.raises(UserError, match=r"an upload of fedmf has a value of .*, and a secure sum carries ±1,048,576"):
+    with pytest.raises(UserError, match=r"an upload of method has a value of .*, and a secure sum carries ±1,048,576"):
         uploads(replace(FEDMF, table_lr=1e12), few_clients(12))
 
     @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def test_too_few_clients_too_many_values_and_wild_ones_are_refused():
         def uplink(self, p, down, data):
             return Payload(data.ids, {"one": Shared(torch.ones(1)), "weight": Each(torch.ones(len(data.ids)))})
 
-    with pytest.raises(UserError, match="'one' of fedmf's upload is the same for all clients"):
+    with pytest.raises(UserError, match="'one' of method's upload is the same for all clients"):
         uploads(Alike(), few_clients(12))
 
 

@@ -40,7 +40,7 @@ def test_settings_and_rounds_go_to_the_methods_that_have_them(rows):
     assert made["fedmf"].rounds == made["oracle"].rounds == 2
     assert made["ease"].rounds == len(made["ease"].settings["ridge"])  # a closed form has its own rounds
     assert made["popularity"].rounds == 1
-    assert made["popularity"].settings["dim"] == 16  # nobody asked for it
+    assert made["popularity"].settings == {}  # it has none
 
 
 def test_a_row_is_the_mean_and_deviation_over_seeds(rows):

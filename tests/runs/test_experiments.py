@@ -65,7 +65,7 @@ def test_a_file_is_every_row_data_set_protocol_and_seed(file):
     assert (first.label, first.asked.method, first.asked.rounds) == ("FedMF", "fedmf", 2)
     assert first.asked.settings == {"dim": 4}
     popular = next(p for p in plan if p.label == "popular")
-    assert popular.asked.settings == {"dim": 4}  # a setting it has, as every method has
+    assert popular.asked.settings == {}  # it has no such setting
     swept = [p for p in plan if p.label.startswith("rates")]
     assert {p.asked.settings["lr"] for p in swept} == {0.1, 0.5}
     assert {p.label for p in swept} == {"rates lr=0.1", "rates lr=0.5"}
@@ -162,12 +162,12 @@ def test_metrics_are_named_in_any_case_and_older_runs_are_without_some(file, tmp
 def test_a_run_with_other_settings_does_not_count(file, tmp_path):
     made = experiments.read(file)
     out = tmp_path / "runs"
-    experiments.carry_out(experiments.planned(made, only=["popular"], protocols=["paper"], seeds=[0]), out)
+    experiments.carry_out(experiments.planned(made, only=["FedMF"], protocols=["paper"], seeds=[0]), out)
     other = experiments.read(_changed(file, "dim = 4", "dim = 5"))
-    assert experiments.collect(made, out)["popular", "demo", "paper"].runs
-    assert not experiments.collect(other, out)["popular", "demo", "paper"].runs
+    assert experiments.collect(made, out)["FedMF", "demo", "paper"].runs
+    assert not experiments.collect(other, out)["FedMF", "demo", "paper"].runs
     with pytest.raises(UserError, match="holds a run with other options"):
-        experiments.carry_out(experiments.planned(other, only=["popular"], protocols=["paper"], seeds=[0]), out)
+        experiments.carry_out(experiments.planned(other, only=["FedMF"], protocols=["paper"], seeds=[0]), out)
 
 
 def test_rounds_asked_for_by_number_are_those_that_the_method_has_anyway(file, tmp_path):

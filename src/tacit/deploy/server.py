@@ -63,7 +63,7 @@ def prepare(asked: Asked, path: Path, published: Catalogue | None = None) -> tup
         folder = RunFolder.open(path)
         before = folder.run
         before["config"] = RunConfig(**before["config"]).model_dump()  # with what has become an option since
-        for key in written.keys() - {"data", "versions", "started"}:
+        for key in [key for key in written if key not in ("data", "versions", "started")]:
             if json.loads(to_json(before.get(key))) != written[key]:
                 raise UserError(f"{path} is a run with another {key}; name another --out, or start it as it was")
         written = before
