@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Any
 
-from benchmarks.measure import Round, federation, in_turns
+from benchmarks.measure import FEDMF, Round, federation, in_turns
 from benchmarks.methods import METHODS
 from tacit.config import build
 from tacit.core.trained import Trained
