@@ -26,7 +26,7 @@ run: $(STAMP)  ## train on MovieLens-100K and print metrics and recommendations
 	@$(BIN)/tacit run
 
 test: $(FLOWER)  ## run the tests
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal
 
 test-slow: $(FLOWER)  ## run the end-to-end checks on real data (minutes)
 	@$(BIN)/python -m pytest -m slow

@@ -126,6 +126,12 @@ def build(cls: type[Method], settings: dict[str, Any]) -> Method:
     return method
 
 
+def rebuild(cls: type[Method], settings: dict[str, Any]) -> Method:
+    """A method as an earlier run had it; settings that it has no more had no effect."""
+    fields = {f.name for f in dataclasses.fields(refined(cls, settings))}
+    return build(cls, {key: value for key, value in settings.items() if key in fields})
+
+
 def parse_pairs(pairs: list[str], example: str = "--set dim=32") -> dict[str, str]:
     """`key=value` words from the command line."""
     out = {}

@@ -265,13 +265,13 @@ def check_scores(method: Method, federation: Federation) -> None:
     uploads = fleet.train(server, torch.arange(federation.n_clients), 1, Traffic())
     server = method.aggregate(server, uploads, Moment(1, 0))
     before = {n: x.clone() for n, x in fleet.store.leaves.items()}
-    for phase in ("valid", "test"):
-        blocks = list(fleet.scores(server, phase))
+    for part in ("valid", "test"):
+        blocks = list(fleet.scores(server, part))
         users, scores = (torch.cat(parts) for parts in zip(*blocks, strict=True))
         assert sorted(users.tolist()) == list(range(federation.n_users))
         assert scores.shape == (federation.n_users, federation.n_items)
         assert torch.isfinite(scores).all()
-        torch.testing.assert_close(fleet.scores_of(server, int(users[3]), phase), scores[3], atol=CLOSE, rtol=CLOSE)
+        torch.testing.assert_close(fleet.scores_of(server, int(users[3]), part), scores[3], atol=CLOSE, rtol=CLOSE)
     assert all(torch.equal(before[n], x) for n, x in fleet.store.leaves.items()), "scoring changed a private leaf"
     if isinstance(method, Trained):
         data = federation.people(torch.arange(federation.n_clients))

@@ -132,11 +132,11 @@ class SimulatedFleet:
             up = self.protection(up, down, self.federation.seed, round)
         return folded(up) if self.sums else up, up.nbytes(), loss
 
-    def scores(self, server: State, phase: str) -> Iterator[tuple[Tensor, Tensor]]:
+    def scores(self, server: State, part: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (users (n,), logits (n, M)) for every user, as its client would compute them."""
-        return self.scores_on(lambda ids: self.method.downlink(server, ids), phase)
+        return self.scores_on(lambda ids: self.method.downlink(server, ids), part)
 
-    def scores_on(self, sent: Sent, phase: str) -> Iterator[tuple[Tensor, Tensor]]:
+    def scores_on(self, sent: Sent, part: str) -> Iterator[tuple[Tensor, Tensor]]:
         """The same where only what was sent to the clients is known, as on a node."""
         members = self.federation.members.lengths
         # a client of one user holds a table of its own, as wide as its scores are long for many users
@@ -148,31 +148,31 @@ class SimulatedFleet:
             down = sent(ids)
             whole = self.federation.people(ids)
             slots = torch.arange(whole.users.shape[1]).expand(len(ids), -1)
-            return list(self._score(down, whole, torch.split(slots, block, 1), phase))
+            return list(self._score(down, whole, torch.split(slots, block, 1), part))
 
         for blocks in threaded(work, torch.split(torch.arange(own.start, own.stop), most), self.threads):
             yield from blocks
 
-    def scores_of(self, server: State, user: int, phase: str) -> Tensor:
+    def scores_of(self, server: State, user: int, part: str) -> Tensor:
         """(M,) logits of one user."""
-        return self.scores_of_on(lambda ids: self.method.downlink(server, ids), user, phase)
+        return self.scores_of_on(lambda ids: self.method.downlink(server, ids), user, part)
 
-    def scores_of_on(self, sent: Sent, user: int, phase: str) -> Tensor:
+    def scores_of_on(self, sent: Sent, user: int, part: str) -> Tensor:
         """The same where only what was sent to the client is known, as on a node."""
         ids = torch.tensor([self.federation.client_of(user)])
         whole = self.federation.people(ids)
         slot = (whole.users == user).nonzero()[:, 1:]  # (1, 1)
-        ((_, logits),) = self._score(sent(ids), whole, [slot], phase)
+        ((_, logits),) = self._score(sent(ids), whole, [slot], part)
         return logits[0]
 
     @torch.no_grad()
     def _score(
-        self, down: Payload, whole: Cohort, blocks: Iterable[Tensor], phase: str
+        self, down: Payload, whole: Cohort, blocks: Iterable[Tensor], part: str
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """(users (n,), logits (n, M)) of these slots (C, U'), block by block."""
 
         def served(data: Cohort) -> State:
-            return self.method.serve(self.store.read(data), down, data, phase)
+            return self.method.serve(self.store.read(data), down, data, part)
 
         together = served(whole) if self.method.neighbours else None
         for slots in blocks:

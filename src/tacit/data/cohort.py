@@ -284,11 +284,11 @@ class Cohort:
         """The same clients seen with only these of their users (C, U'), to score a large client in blocks."""
         return replace(self, users=users)
 
-    def history(self, phase: str = "train") -> Tensor:
+    def history(self, part: str = "train") -> Tensor:
         """(C, U, M) ones where a user touched an item; `test` adds the validation items."""
         users = self.users.numpy()
         split = self.federation.split
-        known = split.known("test") if phase == "test" else split.train
+        known = split.known("test") if part == "test" else split.train
         out = np.zeros((*users.shape, self.federation.n_items), dtype=np.float32)
         c, slot = np.nonzero(users >= 0)
         items = known.padded(users[c, slot])

@@ -33,7 +33,7 @@ class Split:
     valid: Ragged
     test: Ragged
     barred: Ragged  # per user, ascending: never drawn as a training negative
-    negatives: dict[str, Ints]  # phase -> (n_users, 99) fixed candidates beside the held-out item, -1 padded
+    negatives: dict[str, Ints]  # part -> (n_users, 99) fixed candidates beside the held-out item, -1 padded
     too_short: int  # users with fewer than three interactions: trained on, never evaluated
 
     @property
@@ -51,13 +51,13 @@ class Split:
         """Whether the protocol ranks only the held-out item and its 99 fixed negatives."""
         return self.protocol in ("paper", "symmetric")
 
-    def held_out(self, phase: str) -> Ragged:
-        """The items to be found in a phase: `valid` or `test`."""
-        return self.test if phase == "test" else self.valid
+    def held_out(self, part: str) -> Ragged:
+        """The items to be found in a part: `valid` or `test`."""
+        return self.test if part == "test" else self.valid
 
-    def known(self, phase: str) -> Ragged:
+    def known(self, part: str) -> Ragged:
         """The items left out of the full ranking: training, and at test time the validation items too."""
-        return union(self.train, self.valid) if phase == "test" else self.train
+        return union(self.train, self.valid) if part == "test" else self.train
 
     @cached_property
     def allowed(self) -> Complement:
@@ -135,11 +135,11 @@ def _ratio(seed: int, user: Ints, item: Ints, place: Ints, n: Ints) -> Ints:
     return np.where(rank < n_test[user], 2, np.where(rank < (n_test + n_valid)[user], 1, 0))
 
 
-def _sampled(everything: Ragged, data: Interactions, phase: str, seed: int) -> Ints:
-    """(n_users, 99) distinct items outside all of a user's interactions, drawn once for the phase."""
+def _sampled(everything: Ragged, data: Interactions, part: str, seed: int) -> Ints:
+    """(n_users, 99) distinct items outside all of a user's interactions, drawn once for the part."""
     users = np.flatnonzero(everything.lengths)
     outside = Complement(everything, data.n_items)
-    rank = rng.distinct(seed, f"candidates/{phase}", users, outside.count[users], SAMPLED)
+    rank = rng.distinct(seed, f"candidates/{part}", users, outside.count[users], SAMPLED)
     out = np.zeros((data.n_users, SAMPLED), dtype=np.int64)  # rows never written to, of users elsewhere, cost no memory
     out[users] = np.where(rank < 0, -1, outside.item(users[:, None], np.maximum(rank, 0)))
     return out

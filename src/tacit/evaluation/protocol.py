@@ -17,7 +17,7 @@ from tacit.evaluation.metrics.ranking import full_hits, sampled_hits, top
 
 @dataclass(frozen=True)
 class Result:
-    """Metrics of one phase. `main` is what the protocol ranks; `sampled99` stands beside it under `strict`."""
+    """Metrics of one part. `main` is what the protocol ranks; `sampled99` stands beside it under `strict`."""
 
     main: Metrics
     sampled99: Metrics | None = None
@@ -34,7 +34,7 @@ class Evaluator:
 
     @cached_property
     def _known(self) -> dict[str, Ragged]:
-        return {phase: self.split.known(phase) for phase in ("valid", "test")}
+        return {part: self.split.known(part) for part in ("valid", "test")}
 
     @cached_property
     def _trained_on(self) -> tuple[Tensor, int]:
@@ -43,14 +43,14 @@ class Evaluator:
         return torch.from_numpy(np.bincount(train.values, minlength=self.split.n_items)), int((train.lengths > 0).sum())
 
     def __call__(
-        self, blocks: Iterable[tuple[Tensor, Tensor]], phase: str, groups: Mapping[str, Tensor] | None = None
+        self, blocks: Iterable[tuple[Tensor, Tensor]], part: str, groups: Mapping[str, Tensor] | None = None
     ) -> Result:
         """Evaluate (users (n,), scores (n, M)) blocks; `groups` are masks over all users, by name."""
         accuracy = [metric for metric in self.metrics if not metric.lists]
-        listed = phase == "test" and len(accuracy) < len(self.metrics)
+        listed = part == "test" and len(accuracy) < len(self.metrics)
         depth = max(metric.k for metric in self.metrics)
-        held_out = self.split.held_out(phase)
-        candidates = self.split.negatives.get(phase)
+        held_out = self.split.held_out(part)
+        candidates = self.split.negatives.get(part)
         # one room for all users: small results kept between large blocks would break the heap into pieces
         seen = torch.zeros(self.split.n_users, dtype=torch.bool)
         full, sampled = torch.zeros(2, self.split.n_users, depth, dtype=torch.bool)
@@ -67,7 +67,7 @@ class Evaluator:
                 rivals = torch.from_numpy(candidates[index])
                 sampled[users] = sampled_hits(scores, targets[:, 0], rivals, depth)
             if listed or not self.split.sampled_only:
-                excluded = _mask(self._known[phase], index, scores.shape[1])
+                excluded = _mask(self._known[part], index, scores.shape[1])
                 if not self.split.sampled_only:
                     full[users] = full_hits(scores, targets, excluded, depth)
                 if listed:

@@ -62,7 +62,7 @@ class Life:
             valid=_rebuilt(split.valid, total, gone, {}),
             test=_rebuilt(split.test, total, gone, {}),
             barred=train.sorted(),
-            negatives={phase: np.concatenate([drawn, padding]) for phase, drawn in split.negatives.items()},
+            negatives={part: np.concatenate([drawn, padding]) for part, drawn in split.negatives.items()},
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tacit.config import RunConfig, build, config
+from tacit.config import RunConfig, config, rebuild
 from tacit.core.capabilities import Trimming, groups
 from tacit.core.fleet import SimulatedFleet
 from tacit.core.local import local_round
@@ -234,7 +234,7 @@ def reopen(path: Path, progress: DownloadProgress | None = None) -> Run:
     folder = RunFolder.open(path)
     revision, written = folder.revision, folder.run
     configuration = config(**written["config"])
-    method = build(find(configuration.method), written["settings"])
+    method = rebuild(find(configuration.method), written["settings"])
     federation = federation_of(configuration, method, progress)
     if federation.split.data.fingerprint() != written["fingerprint"]:
         raise UserError(f"the data set {configuration.data} is not the one {path} was started with; start a new run")
@@ -266,7 +266,7 @@ def extend(path: Path, rounds: int) -> None:
     with folder.writer():
         written = folder.run
         asked = config(**written["config"])
-        method = build(find(asked.method), written["settings"])
+        method = rebuild(find(asked.method), written["settings"])
         longer = asked.model_copy(update={"rounds": rounds})
         planned, done = plan_of(asked, method).rounds, folder.last_round
         if rounds == planned:
