@@ -92,7 +92,7 @@ def test_an_import_replaces_the_earlier_one(folder: Path) -> None:
         ("r.tsv", b"user\titem\n1\ta,b\n2\tc\n"),
         ("r.CSV", b'\xef\xbb\xbfuser, item\r\n1,"a,b"\r\n\r\n 2 ,c\r\n\r\n'),
         ("r.csv.gz", gzip.compress(b'user,item\n1,"a,b"\n2,c\n')),
-        ("r.tsv.gz", gzip.compress(b"user\titem\n1\ta,b\n2\tc")),
+        ("r.tsv.gz", gzip.compress(b"user\titem\n1\ta,b\n2\tc", mtime=0)),
         ("my.ratings.csv", b',user,item,note\n0,1,"a,b",\n1,2,c,\n'),
     ],
 )
@@ -219,7 +219,7 @@ def test_what_is_wrong_in_parquet(table: dict[str, list[object]], message: str, 
     [
         ("r.parquet", b"PAR1junk", "is not a readable Parquet file"),
         ("r.csv.gz", b"user,item\n1,2\n", "is not a readable gzip file"),
-        ("r.csv.gz", gzip.compress(b"user,item\n1,2\n")[:-9], "is not a readable gzip file"),
+        ("r.csv.gz", gzip.compress(b"user,item\n1,2\n", mtime=0)[:-9], "is not a readable gzip file"),
         ("r.xlsx", b"x", "'r.xlsx' has an unknown ending; known: .csv, .csv.gz, .tsv, .tsv.gz, .parquet"),
         ("r.parquet", b"", "r.parquet is empty"),
     ],
