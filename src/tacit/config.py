@@ -147,6 +147,8 @@ def _parse(cls: type[Method], key: str, value: Any, kind: Any) -> Any:
     """A value of the field's type; text is read as JSON first and as a comma list for tuples."""
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
     tried = [value]
+    if typing.get_origin(kind) is tuple and isinstance(value, int | float):
+        tried = [[value]]
     if isinstance(value, str):
         if typing.get_origin(kind) is tuple:
             tried = [[part for part in value.strip("()[] ").split(",") if part.strip()]]

@@ -42,7 +42,7 @@ def solution(sequences, method, n_items, ridge):
         x[items] = 1
         G += np.outer(x, x)
     scale = ridge * 2.0 ** np.round(np.log2(A.diagonal().mean()))
-    P = np.linalg.inv(G + method.ease_ridge * np.eye(n_items))
+    P = np.linalg.inv(G + method.ease_ridge[0] * np.eye(n_items))
     E = -P / P.diagonal()
     np.fill_diagonal(E, 0)
     return A, np.linalg.solve(A + scale * np.eye(wide), C), E
@@ -89,9 +89,12 @@ def test_the_known_validation_item_is_input_at_test_time_only(divided):
 
 
 def test_one_upload_serves_every_candidate(divided):
-    method = Tally(windows=(3,), decays=(0.9,), ridge=(0.5, 2.0), blend=(0.0, 0.5, 1.0))
-    assert method.candidates() == [(0.5, 0.0), (0.5, 0.5), (2.0, 0.0), (2.0, 0.5), (0.5, 1.0)]
-    assert method.length() == 5
+    method = Tally(windows=(3,), decays=(0.9,), ridge=(0.5, 2.0), blend=(0.0, 0.5, 1.0), ease_ridge=(200.0, 50.0))
+    assert method.candidates() == [
+        *((ridge, w, 200.0) for ridge in (0.5, 2.0) for w in (0.0, 0.5)),
+        *((0.5, 1.0, alone) for alone in (200.0, 50.0)),
+    ]
+    assert method.length() == 6
     federation = Federation.of_users(divided)
     server, _ = fitted(method, federation, rounds=3)
     _, B, _ = solution([divided.train[u] for u in range(60)], method, divided.n_items, 2.0)
@@ -101,7 +104,7 @@ def test_one_upload_serves_every_candidate(divided):
 
 def test_item_weights_alone_are_ease(divided):
     federation = Federation.of_users(divided)
-    server, _ = fitted(Tally(blend=(1.0,), ease_ridge=30.0), federation)
+    server, _ = fitted(Tally(blend=(1.0,), ease_ridge=(30.0,)), federation)
     pooled, _ = fitted(EASE(ridge=(30.0,)), Federation.of_groups(divided, 1))
     assert "A" not in server
     torch.testing.assert_close(server["E"], pooled["weights"], atol=1e-5, rtol=1e-4)
@@ -174,7 +177,7 @@ def restricted(sequences, method, n_items, ridge, inputs):
     for j in range(n_items):
         rest = np.flatnonzero(inputs != j)  # an item does not explain itself
         x = X[:, inputs[rest]]
-        E[rest, j] = np.linalg.solve(x.T @ x + method.ease_ridge * np.eye(len(rest)), x.T @ X[:, j])
+        E[rest, j] = np.linalg.solve(x.T @ x + method.ease_ridge[0] * np.eye(len(rest)), x.T @ X[:, j])
     return B, E
 
 
@@ -260,18 +263,30 @@ def test_counting_sends_a_cell_an_item_and_ranks_nothing_yet(divided):
     assert not fleet.scores_of(server, 3, "valid").any()
 
 
-def test_too_many_items_name_the_way_out(divided, monkeypatch):
-    monkeypatch.setattr(tally, "WIDEST", divided.n_items)
+def test_settings_fit_the_data(divided, monkeypatch):
+    """Everything where it fits, as many inputs as fit elsewhere; without times nothing that needs an order."""
+    M = divided.n_items
+    assert Tally().fitted(M, ordered=True) == (Tally(), "")
+    blind, said = Tally().fitted(M, ordered=False)
+    assert (blind.blend, said) == ((1.0,), "these data have no times: item weights alone")
+    assert set(blind.cells([np.arange(3)], np.zeros(1, dtype=np.int64), M, many=False)) == {"G"}
+    monkeypatch.setattr(tally, "CELLS", 2 * M * M)
+    narrow, said = Tally().fitted(M, ordered=True)
+    assert 0 < narrow.inputs < M
+    assert f"the {narrow.inputs} most popular" in said
+    assert narrow._sums.whole(narrow.inputs, M) <= tally.CELLS < narrow._sums.whole(narrow.inputs + 100, M)
+    assert Tally(inputs=7).fitted(M, ordered=True)[0].inputs == 7
+
+
+def test_too_many_inputs_name_the_way_out(divided, monkeypatch):
+    monkeypatch.setattr(tally, "CELLS", divided.n_items**2 // 4)
     federation = Federation.of_users(divided)
-    for narrow in (Tally(windows=(20,), decays=(0.9,)), Tally(blend=(1.0,))):
-        narrow.init_server(federation)
-    for wide in (Tally(), Tally(inputs=divided.n_items // 2 + 1)):
-        with pytest.raises(UserError, match=r"in 2 time scales are more .* --set inputs="):
-            wide.init_server(federation)
-    Tally(inputs=divided.n_items // 2).init_server(federation)
+    with pytest.raises(UserError, match="more than tally holds in memory; try --set inputs="):
+        Tally().init_server(federation)
+    Tally(inputs=2).init_server(federation)
     for wrong in ({"clip": 1.0}, {"weights": "gfcf"}):
-        with pytest.raises(UserError, match="does not go with"):
-            Tally(inputs=5, **wrong).init_server(federation)
+        with pytest.raises(UserError, match="is invalid with"):
+            Tally(inputs=2, **wrong).init_server(federation)
 
 
 def test_the_graph_filter_is_made_anew_for_a_revision(divided):
@@ -335,5 +350,5 @@ def test_the_planted_sequels_are_found(tmp_path):
     ease = run("ease", data="demo", out=tmp_path / "ease")
     assert tally.test["NDCG@10"] > ease.test["NDCG@10"] + 0.02
     assert tally.test["HR@5"] > ease.test["HR@5"]
-    assert tally.rounds == 6
+    assert tally.rounds == 3 * 3 + 1
     assert tally.bytes_down == 0

@@ -72,6 +72,8 @@ def run(
     if diagnosed:
         (started.folder.path / diagnose.FILE).touch()
     out.print(f"{method} on {data}, protocol {protocol}, seed {seed} → {started.folder.path}")
+    if started.chosen:
+        out.print(f"{method}: {started.chosen}")
     _finish(started, sanity_rows, as_json)
 
 

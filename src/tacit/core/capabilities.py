@@ -24,6 +24,14 @@ class Refined(Protocol):
 
 
 @runtime_checkable
+class Fitting(Protocol):
+    """Chooses settings by the data where they were left open."""
+
+    def fitted(self, n_items: int, ordered: bool) -> tuple[Method, str]:
+        """The method for these data, and what was chosen; empty: nothing had to be."""
+
+
+@runtime_checkable
 class Budgeted(Protocol):
     """Has a privacy budget of its own."""
 

@@ -19,7 +19,7 @@ from tacit.deploy.members import Member
 from tacit.errors import UserError
 from tacit.evaluation.metrics import Metrics
 from tacit.privacy.secure_sum import FEWEST
-from tacit.runs.assembly import description, mechanism_of, method_of, plan_of
+from tacit.runs.assembly import description, fitted, mechanism_of, method_of, plan_of
 from tacit.runs.files import append, to_json, write_json
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import Watch
@@ -45,7 +45,7 @@ def prepare(asked: Asked, path: Path, published: Catalogue | None = None) -> tup
     """The run's folder and its job: a new one, or the one that is there if it was started with the same options."""
     items, titles = published or catalogue(asked.catalogue)
     config = asked.config
-    method = method_of(config)
+    method, _ = fitted(method_of(config), len(items), ordered=True)  # nodes have times, as far as is known here
     if config.secure and asked.nodes < FEWEST:
         raise UserError(f"a secure sum of {asked.nodes} nodes hides nothing: wait for --nodes {FEWEST} at least")
     if ":" in config.select:

@@ -8,10 +8,38 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tacit.core.payload import State
-from tacit.methods.ridge import ease_weights, solved
+from tacit.core.payload import Sparse, State
+from tacit.methods.history_sums import steps
+from tacit.methods.ridge import ease_weights, factor_of, solved
+from tacit.methods.tally_sums import Sums
 
 Ints = NDArray[np.int64]
+
+
+def revised(server: State, sums: Sums, old: Ints, new: Ints, corner: int) -> State:
+    """Sums and solutions after one user's sequence becomes another; `corner` as in `ridge`."""
+    n_items = server["G" if "G" in server else "C"].shape[1]
+    chosen = server["inputs"].numpy() if "inputs" in server else None
+    for sequence, sign in ((old, -1.0), (new, 1.0)):
+        for name, part in sums.cells([sequence], np.zeros(1, dtype=np.int64), n_items, False, chosen).items():
+            Sparse(part.client, part.index, sign * part.value, part.shape).add_to(server[name])
+    if "L" in server:
+        same = 0  # a common beginning cancels: its steps neither go nor come
+        while same < min(len(old), len(new)) and old[same] == new[same]:
+            same += 1
+        first = max(same, 1)
+        for sequence, sign in ((old, -1.0), (new, 1.0)):
+            if len(sequence) > first:
+                told = steps(sequence, sums.windows, sums.decays, n_items, first)
+                if chosen is not None:
+                    told = told.at(None, sums.places(chosen, n_items))
+                H = sparse_matrix(told.owner, told.column, told.value, len(sequence) - first, len(server["L"]))
+                shift_ridge(server, H, sequence[first:], sign, corner)
+        if len(server["sign"]) > len(server["L"]) // 2:  # carrying so many costs more than a new factor
+            server |= factored(factor_of(server["A"], float(server["lambda"]), corner))
+    if "PG" in server:
+        shift_ease(server, old, new)
+    return server
 
 
 def shift_ridge(server: State, H: Tensor, followed: Ints, sign: float, corner: int) -> None:

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -27,15 +27,14 @@ from tacit.methods.history_sums import (
     places,
     recent,
     sparse_field,
-    steps,
 )
 from tacit.methods.ridge import ease_solution, factor_of, solved
-from tacit.methods.ridge_revision import factored, scale_of, shift_ease, shift_ridge, sparse_matrix
+from tacit.methods.ridge_revision import factored, revised, scale_of, sparse_matrix
 from tacit.methods.tally_sums import Sums
 from tacit.privacy.gaussian import add_noise, gaussian_epsilon
 
 Ints = NDArray[np.int64]
-WIDEST = 20_000  # rows of A: its square, 1.6 GB, is needed a few times
+CELLS = 500_000_000  # of all matrices of a solution, 2 GB
 
 
 @dataclass(frozen=True)
@@ -49,20 +48,21 @@ class Tally(ClosedForm):
 
     and the server solves B = (A + λI)⁻¹ C and EASE's weights E from G. A user's score is
     (1 − w) · standardised(h_now B) + w · standardised(x E). With several time scales (W, γ) the histories stand side by
-    side. One upload serves every (λ, w): each round tries the next pair, and validation chooses.
+    side. One upload serves every (λ, w): each round tries the next pair, and validation chooses; either part alone is
+    among them. Data without times have no order, so that of them A and C are not even uploaded.
 
-    Beyond WIDEST items, counted once for each time scale, the matrices outgrow memory. With `inputs`, histories consist
-    of the so many most popular items alone (all items are still ranked): the clients count items in a round of their
-    own, and the sums are the rows, and for A the columns too, of these items.
+    Beyond CELLS the matrices outgrow memory. With `inputs`, histories consist of the so many most popular items alone
+    (all items are still ranked): the clients count items in a round of their own, and the sums are the rows, and for A
+    the columns too, of these items.
     """
 
     windows: tuple[int, ...] = (1, 20)  # W of each time scale
     decays: tuple[float, ...] = (1.0, 0.9)  # γ of each time scale
     ridge: tuple[float, ...] = (0.3, 1.0, 4.0)  # λ, as a multiple of A's mean diagonal (to a power of two)
-    blend: tuple[float, ...] = (0.3, 0.5)  # w: 0 is the ridge alone, 1 the item weights alone
-    inputs: int = 0  # how many of the most popular items histories consist of; 0: all items
+    blend: tuple[float, ...] = (0.0, 0.3, 0.5, 1.0)  # w: 0 is the ridge alone, 1 the item weights alone
+    inputs: int = 0  # how many of the most popular items histories consist of; 0: as many as fit
     weights: Literal["ease", "gfcf"] = "ease"  # what is made of G
-    ease_ridge: float = 200.0  # λ of EASE
+    ease_ridge: tuple[float, ...] = (200.0, 50.0, 500.0, 1000.0)  # λ of EASE alone; blended, the first
     gfcf_rank: int = 128  # of GF-CF's ideal filter
     gfcf_ideal: float = 0.3  # its weight
     history: Literal["train", "known"] = "train"  # known: the device's validation item counts as input at test
@@ -81,10 +81,27 @@ class Tally(ClosedForm):
 
     # what is tried
 
-    def candidates(self) -> list[tuple[float, float]]:
-        """Every (λ, w) in the order of the rounds; a λ's solution is used for all its w."""
-        pure = [(self.ridge[0], w) for w in self.blend if w == 1]  # λ does not matter there
-        return [*product(self.ridge, [w for w in self.blend if w < 1]), *pure]
+    def fitted(self, n_items: int, ordered: bool) -> tuple[Self, str]:
+        """Without order the item weights alone, and as many inputs as fit; and what was chosen."""
+        chosen, said = self, []
+        if not ordered and min(self.blend) < 1:
+            chosen = replace(chosen, blend=(1.0,))
+            said.append("these data have no times: item weights alone")
+        if (
+            not self.inputs
+            and chosen._sums.whole(n_items, n_items) > CELLS
+            and not self.clip
+            and self.weights == "ease"
+        ):
+            fit = next(rows for rows in range(n_items, 0, -100) if chosen._sums.whole(rows, n_items) <= CELLS)
+            chosen = replace(chosen, inputs=fit)
+            said.append(f"of {n_items:,} items, histories consist of the {fit:,} most popular")
+        return chosen, "; ".join(said)
+
+    def candidates(self) -> list[tuple[float, float, float]]:
+        """Every (λ, w, λ of EASE) in the order of the rounds; a λ's solution is used for all its w."""
+        pure = product(self.ridge[:1], (w for w in self.blend if w == 1), self.ease_ridge)  # λ does not matter there
+        return [*product(self.ridge, (w for w in self.blend if w < 1), self.ease_ridge[:1]), *pure]
 
     def length(self, asked: int | None = None) -> int:
         """A round for each candidate, after one for counting where histories are cut down."""
@@ -104,15 +121,11 @@ class Tally(ClosedForm):
 
     def init_server(self, federation: Federation) -> State:
         """No sums yet."""
-        scales = len(self.windows) if min(self.blend) < 1 else 1
         rows = min(self.inputs or federation.n_items, federation.n_items)
-        if scales * rows > WIDEST:
-            raise UserError(
-                f"{rows:,} items in {scales} time scales are more than tally holds in memory, which is {WIDEST:,} in "
-                f"all; let histories consist of the most popular items, as in --set inputs={WIDEST // scales // 2}"
-            )
+        if self._sums.whole(rows, federation.n_items) > 2 * CELLS:
+            raise UserError(f"{rows:,} inputs are more than tally holds in memory; try --set inputs=1000")
         if self.inputs and (self.clip or self.weights == "gfcf"):
-            raise UserError(f"inputs={self.inputs} does not go with clip or weights=gfcf; leave it out")
+            raise UserError(f"inputs={self.inputs} is invalid with clip or weights=gfcf; leave it out")
         return {"tried": torch.zeros(1).long()}
 
     def downlink(self, server: State, ids: Tensor) -> Payload:
@@ -163,11 +176,12 @@ class Tally(ClosedForm):
         tried = int(server["tried"])
         if not tried and self.clip and self.dp_noise:
             self._add_noise(server)
-        ridge, blend = self.candidates()[tried]
-        if "A" in server and blend < 1 and (not tried or self.candidates()[tried - 1][0] != ridge):
+        ridge, blend, alone = self.candidates()[tried]
+        before = self.candidates()[tried - 1] if tried else (None, None, None)
+        if "A" in server and blend < 1 and before[0] != ridge:
             server |= self._solve(server, ridge)
-        if "G" in server and not tried:
-            server |= self._gfcf(server["G"]) if self.weights == "gfcf" else ease_solution(server, self.ease_ridge)
+        if "G" in server and before[2] != alone:
+            server |= self._gfcf(server["G"]) if self.weights == "gfcf" else ease_solution(server, alone)
         for name in ("B", "E"):
             server.setdefault(name, torch.zeros(0))
         return server | {"tried": torch.tensor([tried + 1]), "blend": torch.tensor([blend])}
@@ -240,7 +254,7 @@ class Tally(ClosedForm):
     def serving_bytes(self, down: Payload, data: Cohort) -> int:
         """Only the rows of B and E that a client's own items name, and which items have a row."""
         parts = self._histories(down, data, known=False)
-        used = [len(down["B"]) > 0, len(down["E"]) > 0 and float(down["blend"]) > 0]
+        used = [len(down["B"]) > 0 and float(down["blend"]) < 1, len(down["E"]) > 0 and float(down["blend"]) > 0]
         slots = data.users.shape[1]
         wide = len(self.windows) * data.federation.n_items
         rows = sum(len(np.unique(c.owner // slots * wide + c.column)) for c, u in zip(parts, used, strict=True) if u)
@@ -271,32 +285,5 @@ class Tally(ClosedForm):
         Sums change in the user's own cells; the solution changes by as many dimensions as steps go and come
         (`shift_ridge`). λ and `inputs` stay what they were.
         """
-        server = dict(server)
-        n_items = server["G" if "G" in server else "C"].shape[1]
-        chosen = server["inputs"].numpy() if self.inputs else None
-        for sequence, sign in ((old, -1.0), (new, 1.0)):
-            for name, part in self.cells([sequence], np.zeros(1, dtype=np.int64), n_items, False, chosen).items():
-                Sparse(part.client, part.index, sign * part.value, part.shape).add_to(server[name])
-        if "L" in server:
-            corner = self._corner(server)
-            same = 0  # a common beginning cancels: its steps neither go nor come
-            while same < min(len(old), len(new)) and old[same] == new[same]:
-                same += 1
-            for sequence, sign in ((old, -1.0), (new, 1.0)):
-                first = max(same, 1)
-                if len(sequence) > first:
-                    shift_ridge(server, self._told(server, sequence, first, n_items), sequence[first:], sign, corner)
-            if len(server["sign"]) > len(server["L"]) // 2:  # carrying so many costs more than a new factor
-                server |= factored(factor_of(server["A"], float(server["lambda"]), corner))
-        if "PG" in server:
-            shift_ease(server, old, new)
-        elif "G" in server:
-            server |= self._gfcf(server["G"])
-        return server
-
-    def _told(self, server: State, items: Ints, first: int, n_items: int) -> Tensor:
-        """The histories before the steps `first` … of a sequence, a sparse row each."""
-        told = steps(items, self.windows, self.decays, n_items, first)
-        if self.inputs:
-            told = told.at(None, self._sums.places(server["inputs"].numpy(), n_items))
-        return sparse_matrix(told.owner, told.column, told.value, len(items) - first, len(server["L"]))
+        server = revised(dict(server), self._sums, old, new, self._corner(server) if "A" in server else 0)
+        return server | (self._gfcf(server["G"]) if "G" in server and "PG" not in server else {})

@@ -23,6 +23,11 @@ class Sums:
     shared_out: bool  # G of a user divided by its number of items, as GF-CF has it
     clip: float  # L2 bound on a user's whole contribution; 0: none
 
+    def whole(self, rows: int, n_items: int) -> int:
+        """Cells of all matrices of a solution with so many inputs: A and its factor, C and B, G and E, P."""
+        wide = len(self.windows) * rows if self.ordered else 0
+        return 2 * wide * wide + 2 * wide * n_items + (2 * rows * n_items + rows * rows if self.blind else 0)
+
     def cells(
         self, sequences: Sequence[Ints], client: Ints, n_items: int, many: bool, inputs: Ints | None = None
     ) -> dict[str, Sparse]:

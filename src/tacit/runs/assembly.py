@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from tacit.config import RunConfig, build
+from tacit.core.capabilities import Fitting
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Method
 from tacit.core.rounds import Plan, participation, participation_of, sample
@@ -34,6 +35,11 @@ def method_of(asked: RunConfig) -> Method:
     if asked.secure:
         check_sum(method)
     return method
+
+
+def fitted(method: Method, n_items: int, ordered: bool) -> tuple[Method, str]:
+    """The method with what it leaves to the data chosen, and what that is."""
+    return method.fitted(n_items, ordered) if isinstance(method, Fitting) else (method, "")
 
 
 def check(asked: RunConfig) -> None:

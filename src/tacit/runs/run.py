@@ -31,6 +31,7 @@ from tacit.runs.assembly import (
     clients_of,
     description,
     federation_of,
+    fitted,
     mechanism_of,
     method_of,
     plan_of,
@@ -68,6 +69,7 @@ class Run:
     folder: RunFolder
     mechanism: Protecting | None = None
     revision: int = 0  # of the folder when it was opened
+    chosen: str = ""  # what the method left to the data, said once
 
     def go_on(self, watch: Watch | None = None) -> Summary:
         """Train from where the folder stands, then read the test set once, at the best round."""
@@ -214,6 +216,7 @@ def start(configuration: RunConfig, out: Path | None = None, progress: DownloadP
     method = method_of(configuration)
     federation = federation_of(configuration, method, progress)
     divided = federation.split
+    method, chosen = fitted(method, federation.n_items, divided.data.time is not None)
     if not divided.test.lengths.any():
         raise UserError(f"nobody in {configuration.data} has 3 interactions or more: there is nothing to evaluate on")
     mechanism = mechanism_of(configuration, method, federation)
@@ -226,7 +229,7 @@ def start(configuration: RunConfig, out: Path | None = None, progress: DownloadP
     }
     written = description(configuration, method, mechanism, divided.data.fingerprint(), figures)
     folder = RunFolder.create(out or free_folder(configuration), written)
-    return _run(configuration, method, federation, folder, mechanism)
+    return dataclasses.replace(_run(configuration, method, federation, folder, mechanism), chosen=chosen)
 
 
 def reopen(path: Path, progress: DownloadProgress | None = None) -> Run:
