@@ -121,7 +121,12 @@ def build(cls: type[Method], settings: dict[str, Any]) -> Method:
             raise unknown(f"setting of {cls.name}", key, fields)
         values[key] = _parse(cls, key, value, fields[key])
         _check_range(cls, key, values[key])
-    method = cls(**values)
+    try:
+        method = cls(**values)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{cls.name} cannot be made with these settings: {type(error).__name__}: {error}") from error
     check_method(method)
     return method
 

@@ -4,8 +4,10 @@ import importlib
 import inspect
 import pkgutil
 import sys
+import traceback
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from tacit.errors import UserError, unknown
@@ -56,12 +58,15 @@ class Registry(Generic[T]):
         except ModuleNotFoundError as error:
             if error.name != module.partition(".")[0]:
                 raise UserError(f"cannot import {self.kind} '{path}': {error}") from error
+            hint = f"; write {module[:-3]}:{attribute}" if module.endswith(".py") else ""
             raise UserError(
                 f"cannot import {self.kind} '{path}': there is no module '{module}' in this folder or among the "
-                "installed packages"
+                f"installed packages{hint}"
             ) from error
-        except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
-            raise UserError(f"cannot import {self.kind} '{path}': {error}") from error
+        except Exception as error:  # whatever somebody else's module does
+            frames = traceback.extract_tb(error.__traceback__)
+            where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if len(frames) > 1 else ""
+            raise UserError(f"cannot import {self.kind} '{path}': {type(error).__name__}: {error}{where}") from error
         if not (inspect.isclass(found) and issubclass(found, self.base)):
             needed = f"{self.base.__module__}.{self.base.__name__}"
             raise UserError(f"'{path}' is not a {self.kind}: it must be a subclass of {needed}")

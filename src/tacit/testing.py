@@ -113,6 +113,17 @@ def check_chunks(method: Method, federation: Federation, protection: Protection 
                 torch.testing.assert_close(other[name], value, atol=CLOSE, rtol=CLOSE)
 
 
+def check_start(method: Method) -> None:
+    """Where a client or a user starts does not depend on who starts with it."""
+    federation = clients(method, users=12)
+    for owners, start in ((federation.n_clients, method.init_clients), (federation.n_users, method.init_users)):
+        together = start(federation, torch.arange(owners))
+        for one in (0, owners - 1):
+            for name, value in start(federation, torch.tensor([one])).items():
+                same = torch.equal(value[0], together[name][one])
+                assert same, f"'{name}' of number {one} starts differently among others: draw it with tacit.rng"
+
+
 def check_secure(method: Method) -> None:
     """A server that sees only sums comes to the same state, or the method says what it needs single uploads for."""
     federation = clients(method, users=12)
@@ -325,6 +336,7 @@ def check_all(method: Method, case: Case | None = None) -> None:
     case = case or Case()
     check_method(method)
     federation = clients(method)
+    check_start(method)
     check_chunks(method, federation)
     check_secure(method)
     check_nothing_private_is_sent(method)

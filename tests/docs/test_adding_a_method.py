@@ -14,7 +14,7 @@ import tacit
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-method.md").read_text()
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", PAGE, re.S)
-METHOD = next(text for kind, text in BLOCKS if kind == "python")
+METHOD, RANKED, *_ = (text for kind, text in BLOCKS if kind == "python")
 TABLE = re.findall(r"^\| (?!mistake|---)(.*?) \| (.*?) \|$", PAGE, re.M)
 
 
@@ -41,18 +41,19 @@ def test_the_method_is_at_most_25_lines_of_its_own():
 
 def test_every_block_of_the_page_runs(tmp_path):
     (tmp_path / "biased.py").write_text(METHOD)
+    (tmp_path / "ranked.py").write_text(RANKED)
     ran = 0
     for kind, text in BLOCKS:
-        if kind == "python" and text != METHOD:
+        if kind == "python" and text not in (METHOD, RANKED):
             code, _, said = python(tmp_path, "-c", text)
             assert code == 0, said
             ran += 1
         for line in text.splitlines() if not kind else ():
             code, out, said = python(tmp_path, "-m", *shlex.split(line))
             assert code == 0, said
-            assert "biased:BiasedMF" in out
+            assert "biased:BiasedMF" in out or "ranked:Ranked" in out
             ran += 1
-    assert ran == 3
+    assert ran == 4
 
 
 LEAVES = '        return super().leaves() | {"bias": shared(table=True)}\n'
@@ -62,6 +63,10 @@ MISTAKES = {
     "`leaves` does not name the bias": (LEAVES, "        return super().leaves()\n"),
     "`init_server` does not make it": (MADE, "        return super().init_server(federation)\n"),
     "`@dataclass` is missing": ("@dataclass(frozen=True)\n", ""),
+    "an aggregation that is no sum": (
+        '    individual: ClassVar[str] = "it takes the median',
+        '    individual: ClassVar[str] = ""  # "',
+    ),
     "scores of another shape": (
         'return dot(p["user"], table[..., :-1]) + table[..., -1][:, None]',
         "return table[..., -1][:, None]",
@@ -73,10 +78,11 @@ MISTAKES = {
 @pytest.mark.parametrize(("mistake", "sentence"), TABLE)
 def test_a_mistake_says_what_the_page_says(mistake, sentence, tmp_path):
     before, after = MISTAKES[mistake]
-    assert before in METHOD
-    module = "biassed" if "module" in mistake else "biased"
+    assert before in METHOD or before in RANKED
     (tmp_path / "biased.py").write_text(METHOD.replace(before, after))
-    code, _, said = python(tmp_path, "-m", "tacit", "run", f"{module}:BiasedMF", "--data", "demo", "--rounds", "1")
+    (tmp_path / "ranked.py").write_text(RANKED.replace(before, after))
+    name = "biassed:BiasedMF" if "module" in mistake else "biased:BiasedMF" if before in METHOD else "ranked:Ranked"
+    code, _, said = python(tmp_path, "-m", "tacit", "run", name, "--data", "demo", "--rounds", "1")
     assert code == 2
     assert " ".join(said.split()).endswith(sentence)
     assert "Traceback" not in said

@@ -218,6 +218,11 @@ def test_noise_covers_every_upload(name, kind):
 
 
 @methods
+def test_everyone_starts_by_themselves(name):
+    testing.check_start(made(name))
+
+
+@methods
 def test_absent_clients_stay_as_they_are(name):
     testing.check_absent_clients(made(name))
 
@@ -293,6 +298,20 @@ SMALL = {"dim": 4, "epochs": 1, "optimizer": "sgd", "lr": 0.5, "init": 0.3}
 def test_a_leak_is_caught(wrong):
     with pytest.raises(AssertionError, match=r"'extra' of the upload (is|carries)"):
         testing.check_nothing_private_is_sent(wrong(**SMALL))
+
+
+@dataclass(frozen=True)
+class Seeded(Trained):
+    """Starts users from torch's generator, seeded anew."""
+
+    def init_users(self, federation, users):
+        torch.manual_seed(0)
+        return {"user": torch.randn(len(users), self.dim)}
+
+
+def test_a_start_that_depends_on_others_is_caught():
+    with pytest.raises(AssertionError, match=r"'user' of number 11 starts differently"):
+        testing.check_start(Seeded(**SMALL))
 
 
 @pytest.mark.parametrize("wrong", [Global, Averaging])

@@ -2,16 +2,20 @@
 
 import dataclasses
 import inspect
+import traceback
 from collections.abc import Callable
 from functools import cache, partial
 from typing import TypeVar, get_origin
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from tacit.core.aggregate import folded
 from tacit.core.leaves import named
-from tacit.core.method import Method
-from tacit.core.payload import State
+from tacit.core.local import local_round
+from tacit.core.method import Method, Moment
+from tacit.core.payload import Payload, State
 from tacit.core.store import ClientStore
 from tacit.core.trained import Trained
 from tacit.data.cohort import Cohort, Federation
@@ -20,6 +24,7 @@ from tacit.data.ragged import Ragged
 from tacit.data.splits import split
 from tacit.errors import UserError
 
+ALONE = 3  # clients of one user
 ITEMS = 199  # more than a round touches, so that whole tables and touched rows are not of one shape
 T = TypeVar("T")
 
@@ -48,24 +53,46 @@ def check_settings(cls: type[Method]) -> None:
 def check_method(method: Method) -> None:
     """Leaves that are declared and made alike, scores and losses of the right shape, pairs that agree with scores."""
     federation = few_people()
-    ids = torch.arange(federation.n_clients)
     server = _try(method, "init_server", lambda: method.init_server(federation))
     _check_leaves(method, federation, server)
     if isinstance(method, Trained):
         store = ClientStore(method, federation)
-        data = method.data(federation, ids, 1)
-        down = _try(method, "downlink", lambda: method.downlink(server, ids))
-        p = _try(method, "receive", lambda: method.receive(store.read(data, training=True), down, data))
-        _check_training(method, p, data)
-        kept = _try(method, "keep", lambda: method.keep(p, down, data))
+        for ids in (torch.arange(ALONE), torch.arange(federation.n_clients)):  # of many users, batches look different
+            down = _try(method, "downlink", partial(method.downlink, server, ids))
+            for round in (1, 2):
+                data = method.data(federation, ids, round)
+                leaves = store.read(data, training=True)
+                p = _try(method, "receive", partial(method.receive, leaves, down, data))
+                _check_training(method, p, data)
+        kept, up, _ = _try(method, "training", partial(local_round, method, leaves, down, data))
         for name in named(method.leaves(), "private", "kept"):
             if name not in kept:
                 raise _wrong(method, f"keeps no '{name}', which it declares as its own")
-        _try(method, "uplink", lambda: method.uplink(p, down, data))
+        _check_server(method, server, up)
+
+
+def _check_server(method: Trained, server: State, up: Payload) -> None:
+    """The server's next state has all that the first one had, and is the same from sums where they are said to do."""
+
+    def after(uploads: list[Payload]) -> State:
+        return _try(method, "aggregate", lambda: method.aggregate(dict(server), iter(uploads), Moment(2, 0)))
+
+    if type(method).__module__.startswith("tacit.methods"):  # some need more clients than these to cluster
+        return
+    state = after([up])
+    lost = [name for name in server if name not in state or state[name].shape != server[name].shape]
+    if lost:
+        raise _wrong(method, f"has an aggregate that does not give back '{lost[0]}' in the shape it had")
+    summed = folded(up)
+    if method.individual or summed is up:
+        return
+    other = after([summed])
+    if not all(torch.allclose(state[name].float(), other[name].float(), rtol=1e-3, atol=1e-5) for name in server):
+        raise _wrong(method, "needs single uploads: what aggregate makes of sums differs; say so in `individual`")
 
 
 def _check_leaves(method: Method, federation: Federation, server: State) -> None:
-    leaves, few = method.leaves(), torch.arange(2)
+    leaves, few = _try(method, "leaves", method.leaves), torch.arange(2)
     made = {
         "init_clients": _try(method, "init_clients", lambda: method.init_clients(federation, few)),
         "init_users": _try(method, "init_users", lambda: method.init_users(federation, few)),
@@ -76,9 +103,10 @@ def _check_leaves(method: Method, federation: Federation, server: State) -> None
             if name not in server and type(method).downlink is Method.downlink:
                 raise _wrong(method, f"declares the shared leaf '{name}' and does not make it in init_server")
             continue
-        maker = "init_users" if leaf.per_user else "init_clients"
+        maker, other = ("init_users", "init_clients") if leaf.per_user else ("init_clients", "init_users")
         if name not in made[maker]:
-            raise _wrong(method, f"declares the {leaf.kind} leaf '{name}' and does not make it in {maker}")
+            beside = f", but in {other}" if name in made[other] else ""
+            raise _wrong(method, f"declares the {leaf.kind} leaf '{name}' and does not make it in {maker}{beside}")
     for maker, some in made.items():
         for name in some:
             if name not in leaves or leaves[name].kind == "shared":
@@ -94,10 +122,12 @@ def _check_leaves(method: Method, federation: Federation, server: State) -> None
 def _check_training(method: Trained, p: State, data: Cohort) -> None:
     C, U = data.users.shape
     table = _try(method, "view", lambda: method.view(p))
+    if not isinstance(table, Tensor) or table.dim() != 3 or len(table) != C:
+        raise _wrong(method, f"has a view of shape {_shape(table)}; it must be clients, rows and width, ({C}, …, d)")
     scores = _try(method, "score", lambda: method.score(p, table))
     wanted = (C, U, data.rows.shape[1])
-    if scores.shape != wanted:
-        raise _wrong(method, f"has scores of shape {tuple(scores.shape)}; clients, users and rows make it {wanted}")
+    if _shape(scores) != wanted:
+        raise _wrong(method, f"has scores of shape {_shape(scores)}; clients, users and rows make it {wanted}")
     slot, row = data.slot[:, :5], data.row[:, :5]
     expected = scores[torch.arange(C)[:, None], slot, row]
     try:
@@ -107,14 +137,18 @@ def _check_training(method: Trained, p: State, data: Cohort) -> None:
         agree = False
     if not agree:
         raise _wrong(method, "has a 'pairs' that disagrees with its 'score': a change of the one needs the other")
-    for phase in _try(method, "phases", lambda: method.phases(1)):
+    for phase in _try(method, "phases", lambda: list(method.phases(data.round))):
         for name in sorted({name for turn in phase.turns for name in turn}):
             if name not in p:
                 raise _wrong(method, f"has a phase that moves '{name}', and no leaf of that name")
         batch = next(iter(data.batches(0, 0, phase.batch, ranked=phase.ranked)))
         loss = _try(method, "loss", partial(phase.loss, p, batch))
-        if loss.shape != (C,):
-            raise _wrong(method, f"has a loss of shape {tuple(loss.shape)}; it must be one value a client, {(C,)}")
+        if _shape(loss) != (C,):
+            raise _wrong(method, f"has a loss of shape {_shape(loss)}; it must be one value a client, {(C,)}")
+
+
+def _shape(value: object) -> tuple[int, ...] | None:
+    return tuple(value.shape) if isinstance(value, Tensor) else None
 
 
 def _try(method: Method, hook: str, call: Callable[[], T]) -> T:
@@ -125,8 +159,11 @@ def _try(method: Method, hook: str, call: Callable[[], T]) -> T:
     except UserError:
         raise
     except Exception as error:
-        reason = f"there is no leaf {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
-        raise _wrong(method, f"fails in {hook} on made-up clients: {reason}") from error
+        frames = traceback.extract_tb(error.__traceback__)
+        own = inspect.getsourcefile(type(method))
+        line = next((f" (line {frame.lineno})" for frame in reversed(frames) if frame.filename == own), "")
+        reason = f"{type(error).__name__}: {error}"
+        raise _wrong(method, f"fails in {hook}{line} on made-up clients: {reason}") from error
 
 
 def _wrong(method: Method, what: str) -> UserError:
