@@ -57,7 +57,7 @@ def check_method(method: Method) -> None:
     _check_leaves(method, federation, server)
     if isinstance(method, Trained):
         store = ClientStore(method, federation)
-        for ids in (torch.arange(ALONE), torch.arange(federation.n_clients)):  # of many users, batches look different
+        for ids in (torch.arange(federation.n_clients), torch.arange(ALONE)):  # of one user, batches look different
             down = _try(method, "downlink", partial(method.downlink, server, ids))
             for round in (1, 2):
                 data = method.data(federation, ids, round)
