@@ -92,7 +92,7 @@ class FlowerFleet:
         self._heard: dict[str, Here] = {}  # what a node said of itself when it came
         self._traffic = Traffic()
         self._answered: set[str] = set()  # nodes whose uploads are in the round
-        self._spent: set[str] = set()  # nodes that have helped to open a sum of the round before
+        self._spent: set[str] = set()  # nodes that have helped to open a sum of the round, and do so once
         self.too_short = 0  # users that were not evaluated, having fewer than three interactions
         self._enrolled()
 
@@ -308,7 +308,6 @@ class FlowerFleet:
                 self.count.failed += 1
                 if str(error) == Spent.__name__:
                     self._spent.add(part.member.name)
-                    log.warning("round %d: node '%s' has helped to open a sum of it before", round, part.member.name)
                     continue
                 self._ids.pop(part.member.name, None)  # it may have lost its folder: greet it again
                 log.warning("round %d: node '%s' failed: %s", round, part.member.name, error)

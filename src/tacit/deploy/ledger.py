@@ -41,7 +41,7 @@ class Ledger:
             )
         self.vault.write_json(FILE, runs)
         log.info(
-            "an upload of %d users leaves, the %dth of one of them in this run: ε = %s at most over all runs",
+            "an upload of %d users leaves, number %d of one of them in this run: ε = %s at most over all runs",
             len(charged),
             max((count[user] for user in charged), default=0),
             "unknown without dp-accounting" if math.isnan(spent) else f"{spent:.4g}",
