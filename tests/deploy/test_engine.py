@@ -225,13 +225,13 @@ def test_keys_are_added_to_and_kept(tmp_path):
     first = keys.make(tmp_path, ["example.org", "10.0.0.7"], ["a"])
     assert {p.relative_to(tmp_path).as_posix() for p in first} == {
         "ca.key", "ca.crt", "server/server.key", "server/server.crt",
-        "nodes/a/node.key", "nodes/a/ca.crt", "server/nodes/a.pub",
+        "nodes/a/node.key", "nodes/a/node.crt", "nodes/a/ca.crt", "server/nodes/a.pub",
     }  # fmt: skip
     for path in first:
         assert path.stat().st_mode & 0o777 == (0o600 if path.suffix == ".key" else 0o644)
     authority = (tmp_path / "ca.crt").read_bytes()
     again = keys.make(tmp_path, [], ["a", "b"])
-    assert {p.name for p in again} == {"node.key", "ca.crt", "b.pub"}
+    assert {p.name for p in again} == {"node.key", "node.crt", "ca.crt", "b.pub"}
     assert (tmp_path / "ca.crt").read_bytes() == authority == (tmp_path / "nodes" / "b" / "ca.crt").read_bytes()
     assert set(keys.allowed(tmp_path / "server")) == {"a", "b"}
     for name in ("../x", "", ".hidden", "a b"):

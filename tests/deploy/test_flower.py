@@ -1,5 +1,8 @@
 """Real processes on this machine, over TLS. The nodes are started once: most of the time goes into importing torch."""
 
+import json
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +16,7 @@ from tacit.deploy import commands, keys
 from tacit.deploy.engine import Engine
 from tacit.deploy.server import Asked, prepare, run
 from tacit.methods import known
+from tacit.privacy.mechanisms import Gaussian
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import run as simulate
 from toys import few_users
@@ -85,6 +89,39 @@ def test_a_server_that_is_killed_goes_on_and_ends_the_same(place, monkeypatch):
     place.finished()
     assert "going on after round 1" in place.said("server")
     same(monkeypatch, place.path / "killed", HELD, SETTINGS, 3)
+
+
+def test_a_round_that_a_killed_server_asks_for_again_is_in_its_epsilon_and_in_the_nodes_ledgers(place):
+    noise = ["--ldp", "kind=gaussian,clip=1,epsilon=8", "--set", "dim=4", "--set", "epochs=1", "--set", "fraction=1"]
+    started = {name: place.said(name).count("asked: train") for name in ("n0", "n1", "n2")}
+
+    def held():
+        """Nodes that still train what a server that is gone has asked for."""
+        return [
+            name
+            for name, before in started.items()
+            if place.said(name).count("asked: train") - before > place.said(name).count("users leaves, number")
+        ]
+
+    for _ in range(3):
+        before = place.said("n1").count("asked: train, round 2")
+        (place.hold / "2").touch()
+        place.server(HELD, "noisy", 3, "--rounds", 2, *noise)
+        place.wait_for("n1", "asked: train, round 2", before + 1)
+        place.kill("server")
+        (place.hold / "2").unlink()
+        while held():
+            time.sleep(0.05)
+    place.server(HELD, "noisy", 3, "--rounds", 2, *noise)
+    place.finished()
+    summary = RunFolder.open(place.path / "noisy").summary
+    mechanism = Gaussian(summary["ldp"]["scale"], 1.0)
+    assert mechanism.epsilon(2) == pytest.approx(8, rel=0.01)
+    assert summary["epsilon"] == pytest.approx(mechanism.epsilon(5))
+    for name in ("n0", "n1", "n2"):
+        (run,) = json.loads((place.path / f"{name}.node" / "ledger.json").read_text()).values()
+        assert 2 <= max(run["releases"].values()) <= 5  # a killed server may not have reached every node
+    assert f"number {max(run['releases'].values())} of one of them in this run" in place.said("n2")
 
 
 def test_two_of_five_nodes_are_killed_and_one_comes_back(place):

@@ -19,7 +19,7 @@ from tacit.data.splits import split
 from tacit.deploy.fleet import TooFew
 from tacit.deploy.node import Node
 from tacit.deploy.server import prepare
-from tacit.deploy.wire import Packet, unpack
+from tacit.deploy.wire import ANSWERS, Packet, unpack
 from tacit.errors import UserError
 from tacit.privacy import secure_sum
 from tacit.privacy.secure_fleet import SecureFleet
@@ -54,15 +54,15 @@ def test_the_sum_over_nodes_is_that_of_the_simulation_with_and_without_masks(tmp
 
 def test_what_a_node_sends_is_no_upload_and_never_the_same(tmp_path):
     data = few_users(24)
-    fleet, link = securely(tmp_path, data)
     sent, traffic = [], Traffic()
-    for _ in range(2):
+    for folder in "ab":
+        fleet, link = securely(tmp_path / folder, data)
         link.seen.clear()
         before = traffic.bytes_up
         (up,) = fleet.train(fleet.method.init_server(fleet.federation), torch.arange(24), 1, traffic)
         assert up.ids.tolist() == [-1]
         kinds = [unpack(asked).kind for name, asked, _ in link.seen if name == "n1"]
-        assert kinds == ["invite", "introduce", "train", "reveal"]
+        assert kinds == ["invite", "introduce", "train", "confirm", "reveal"]
         (blob,) = [unpack(r).body for name, asked, r in link.seen if name == "n1" and unpack(asked).kind == "train"]
         sent.append(blob)
         with pytest.raises(BadPayload):
@@ -76,13 +76,13 @@ def test_what_a_node_sends_is_no_upload_and_never_the_same(tmp_path):
     assert traffic.bytes_up == before + sum(len(reply) for _, _, reply in link.seen)
 
 
-@pytest.mark.parametrize("stage", ["invite", "introduce", "train", "reveal"])
+@pytest.mark.parametrize("stage", ["invite", "introduce", "train", "confirm", "reveal"])
 def test_a_node_that_falls_silent_leaves_the_sum_of_the_others(tmp_path, stage):
     data = few_users(24)
     fleet, link = securely(tmp_path, data, parts=6)
-    kind = {"invite": "keys", "introduce": "shared", "train": "trained", "reveal": "revealed"}[stage]
+    kind = ANSWERS[stage]
     link.spoil = {"n1": lambda reply: None if unpack(reply).kind == kind else reply}
-    gone = range(4, 8) if stage != "reveal" else ()  # at the end its vector is in the sum already
+    gone = range(4, 8) if stage not in ("confirm", "reveal") else ()  # at the end its vector is in the sum already
     federation = Federation.of_users(split(data, "strict"))
     same(in_process(fleet.method, federation, 1, without=gone), distributed(fleet, 1))
     assert fleet.count.silent == 1

@@ -1,3 +1,4 @@
+import hashlib
 import math
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from tacit.privacy.secure_sum import (
     Answer,
     BadMessage,
     Client,
+    Confirmed,
     Delivery,
     Invitation,
     Keys,
@@ -20,6 +22,7 @@ from tacit.privacy.secure_sum import (
     Question,
     Server,
     Shares,
+    Survivors,
     add_masks,
     agreed,
     decode,
@@ -28,6 +31,7 @@ from tacit.privacy.secure_sum import (
 )
 
 IDS = tuple(range(7, 107))  # a hundred clients: the graph is sparse
+LATE = ("ConsistencyCheck", "Unmask")  # what is silent here has been summed already
 
 
 def words_of(ids, length=20, dtype=np.uint64, seed=0):
@@ -53,7 +57,7 @@ def test_the_sum_is_exact_whoever_drops_out_at_whichever_stage(stage, clients, s
     ids, words = IDS[:clients], words_of(IDS[:clients])
     gone = some(ids, round(share * clients))
     done = simulate(ids, given(words), {stage: gone})
-    left = set(ids) if stage == "Unmask" else set(ids) - gone  # who is lost at the end has been summed already
+    left = set(ids) if stage in LATE else set(ids) - gone  # who is lost at the end has been summed already
     assert set(done.clients) == left
     assert np.array_equal(done.total, plain(words, left))
 
@@ -62,9 +66,9 @@ def test_the_sum_is_exact_whoever_drops_out_at_whichever_stage(stage, clients, s
 def test_the_sum_is_exact_when_dropouts_spread_over_all_stages(seed):
     words = words_of(IDS)
     gone = list(some(IDS, 30, seed))
-    drops = {stage: gone[part::4] for part, stage in enumerate(STAGES)}
+    drops = {stage: gone[part :: len(STAGES)] for part, stage in enumerate(STAGES)}
     done = simulate(IDS, given(words), drops)
-    left = set(IDS) - set(gone) | set(drops["Unmask"])
+    left = set(IDS) - set(gone) | {i for stage in LATE for i in drops[stage]}
     assert set(done.clients) == left
     assert np.array_equal(done.total, plain(words, left))
 
@@ -126,6 +130,10 @@ class Session:
         for i, message in self.masked.items():
             if i not in late:
                 self.server.masked(message)
+        self.survivors = self.server.survivors()
+        self.confirmed = {i: self.clients[i].confirm(word) for i, word in self.survivors.items()}
+        for message in self.confirmed.values():
+            self.server.confirmed(message)
         self.questions = self.server.ask()
 
 
@@ -198,26 +206,131 @@ def test_a_mask_is_the_keystream_of_aes():
     assert not words.any()
 
 
+def before_the_check(words, late=()):
+    """A session's clients as they stand after MaskedInput, once more and from the same draws."""
+    session = Session(words, late)
+    fresh = Session.__new__(Session)
+    draw = np.random.default_rng(0).bytes
+    fresh.server = Server(list(words), entropy=draw)
+    fresh.clients = {i: Client(i, word, draw) for i, word in fresh.server.invite().items()}
+    for client in fresh.clients.values():
+        fresh.server.keys(client.advertise())
+    for i, word in fresh.server.introduce().items():
+        fresh.server.shares(fresh.clients[i].share(word))
+    for i, word in fresh.server.deliver().items():
+        masked = fresh.clients[i].mask(word, words[i])
+        if i not in late:
+            fresh.server.masked(masked)
+    assert fresh.server.session == session.server.session
+    return fresh
+
+
 def test_what_a_client_does_not_do():
-    session = Session(words_of(FOUR))
-    client, question = session.clients[1], session.questions[1]
-    asked = set(question.stayed)
-    for stayed, dropped in (
-        (question.stayed, question.stayed[:1]),  # both secrets of a neighbour
-        (question.stayed[1:], ()),  # not all
-        ((*question.stayed, 99), ()),  # a stranger
+    words = words_of(FOUR)
+    for told, error, sentence in (
+        ((2, 3, 4), BadMessage, "client 1 is told of a sum that it is not in"),
+        ((1, 1, 2, 3), BadMessage, "client 1 is told of a sum that it is not in"),
+        ((1, 2), UserError, "client 1 has 1 neighbours in the sum and will not open it without 2"),
     ):
-        fresh = Session(words_of(FOUR)).clients[1]
-        with pytest.raises(BadMessage, match="asked for what it must not tell"):
-            fresh.reveal(Question(stayed, dropped))
-    with pytest.raises(UserError, match=r"client 1 has 1 neighbours in the sum and will not open it without 2"):
-        Session(words_of(FOUR)).clients[1].reveal(Question(question.stayed[:1], question.stayed[1:]))
+        with pytest.raises(error, match=sentence):
+            before_the_check(words).clients[1].confirm(Survivors(told))
+    session = Session(words)
+    client, question = session.clients[1], session.questions[1]
     answer = client.reveal(question)
-    assert set(answer.seeds) == asked
+    assert set(answer.seeds) == {2, 3, 4}
     assert not answer.keys
     for again in (lambda: client.reveal(question), lambda: client.mask(session.deliveries[1], np.zeros(2, np.uint64))):
         with pytest.raises(BadMessage, match="client 1 is not at"):
             again()
+
+
+def test_a_server_that_tells_survivors_different_sets_gets_no_share():
+    """Client 4 stays for two of its neighbours and is gone for the third: both of its secrets would be opened."""
+    ids = tuple(range(1, 8))
+    lies = {i: Survivors(ids if i < 4 else ids[:-1]) for i in ids}
+    fresh = before_the_check(words_of(ids))
+    tags = {i: client.confirm(lies[i] if i != 7 else Survivors(ids)).tags for i, client in fresh.clients.items()}
+    for i, client in fresh.clients.items():
+        agree = sum((7 in lies[j].clients or j == 7) == (7 in lies[i].clients or i == 7) for j in ids if j != i)
+        assert agree < 4
+        with pytest.raises(UserError, match=rf"{agree} neighbours of client {i} confirm .* will not open it without 4"):
+            client.reveal(Question({j: tags[j][i] for j in ids if i in tags[j]}))
+
+
+def test_a_confirmation_is_of_one_neighbour_to_another():
+    ids = tuple(range(1, 8))
+    for turn in (lambda tags: dict.fromkeys(tags, tags[7]), lambda _: {}, lambda tags: dict.fromkeys(tags, bytes(16))):
+        session = Session(words_of(ids))
+        with pytest.raises(UserError, match="client 1 confirm who is in the sum, and it will not open it without 4"):
+            session.clients[1].reveal(Question(turn(session.questions[1].tags)))
+
+
+@pytest.mark.parametrize("clients", [3, 4, 7, 20])
+def test_a_client_keeps_to_a_threshold_that_a_lying_server_cannot_reach_twice(clients):
+    """Whoever of the holders is told that it stayed, and whoever that it dropped: one side is too few."""
+    ids = tuple(range(clients))
+    session = Session(words_of(ids))
+    holders, threshold = clients - 1, session.server.threshold
+    colluding = clients // 10
+    assert 2 * threshold > holders + colluding
+    word = session.neighbours[0]
+    for lower in range(1, (holders + colluding) // 2 + 1):
+        client = Client(0, session.server.invite()[0])
+        client.advertise()
+        with pytest.raises(UserError, match=rf"the server wants {lower} of {holders} other parties to open a secret"):
+            client.share(replace(word, threshold=lower))
+
+
+def test_a_client_shares_with_two_others_at_least():
+    session = Session(words_of(FOUR))
+    word = session.neighbours[1]
+    alone = Neighbours(1, {2: word.mask[2]}, {2: word.share[2]}, {})
+    client = Client(1, session.server.invite()[1])
+    client.advertise()
+    with pytest.raises(UserError, match="with 2 others or more"):
+        client.share(alone)
+
+
+class Signed:
+    """An identity for tests: whoever knows the word."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def prove(self, statement):
+        return self.name + hashlib.sha256(b"secret" + self.name + statement).digest()
+
+    def prover(self, proof, statement):
+        if Signed(proof[:1]).prove(statement) != proof:
+            raise ValueError("not signed")
+        return proof[:1]
+
+
+def introduced(swap=lambda keys: keys, names=b"abcd"):
+    server = Server(FOUR)
+    clients = {i: Client(i, word, identity=Signed(names[i - 1 : i])) for i, word in server.invite().items()}
+    for client in clients.values():
+        server.keys(swap(client.advertise()))
+    return server, clients, server.introduce()
+
+
+def test_keys_that_the_server_made_up_are_refused():
+    server, clients, words = introduced()
+    assert all(server.shares(client.share(words[i])) is None for i, client in clients.items())
+    other = Client(2, server.invite()[2], identity=Signed(b"b")).advertise()
+    for swap in (
+        lambda keys: replace(keys, mask=bytes(range(32))) if keys.client == 2 else keys,
+        lambda keys: replace(keys, share=other.share) if keys.client == 2 else keys,
+        lambda keys: replace(keys, proof=b"") if keys.client == 2 else keys,
+        lambda keys: other if keys.client == 2 else keys,  # of another session
+    ):
+        _, clients, words = introduced(swap)
+        with pytest.raises(UserError, match="the keys of client 2 are not its own: not signed"):
+            clients[1].share(words[1])
+    for twice in (b"abbd", b"aacd"):
+        _, clients, words = introduced(names=twice)
+        with pytest.raises(UserError, match="two of its clients are the same"):
+            clients[1].share(words[1])
 
 
 def test_a_client_sends_nothing_when_it_is_almost_alone():
@@ -256,6 +369,10 @@ def test_what_the_server_does_not_take():
     with pytest.raises(BadMessage, match="AdvertiseKeys is not open"):
         server.keys(Keys(1, bytes(32), bytes(32)))
     answer = session.clients[1].reveal(session.questions[1])
+    confirmed = session.confirmed[1]
+    for tags in ({}, {2: bytes(16)}, dict.fromkeys(confirmed.tags, b"")):
+        with pytest.raises(BadMessage, match="client 1 confirms to others than its neighbours in the sum"):
+            server.confirmed(Confirmed(1, tags))
     for wrong in (replace(answer, seeds={}), replace(answer, client=9), replace(answer, seeds={2: b""})):
         with pytest.raises(BadMessage, match="does not answer what it was asked"):
             server.revealed(wrong)
@@ -263,8 +380,9 @@ def test_what_the_server_does_not_take():
     with pytest.raises(BadMessage, match="no second word, at Unmask"):
         server.revealed(answer)
     fresh = Server(FOUR)
-    with pytest.raises(BadMessage, match="are not keys"):
-        fresh.keys(Keys(1, b"", b""))
+    for wrong in (Keys(1, b"", b""), Keys(1, bytes(32), bytes(32), bytes(5000))):
+        with pytest.raises(BadMessage, match="are not keys"):
+            fresh.keys(wrong)
     with pytest.raises(BadMessage, match="client 9 has no word"):
         fresh.keys(Keys(9, bytes(32), bytes(32)))
     with pytest.raises(BadMessage, match="shared with others than its neighbours"):
@@ -289,12 +407,14 @@ def test_shares_of_different_keys_abort():
 
 MESSAGES = [
     Invitation(b"0123456789abcdef", 100, 60),
-    Keys(3, bytes(range(32)), bytes(32)),
-    Neighbours(5, {1: b"a" * 32, 9: b"b" * 32}, {1: b"c" * 32, 9: b"d" * 32}),
+    Keys(3, bytes(range(32)), bytes(32), b"signed"),
+    Neighbours(5, {1: b"a" * 32, 9: b"b" * 32}, {1: b"c" * 32, 9: b"d" * 32}, {1: b"e", 9: b"f"}),
     Shares(3, {1: b"x" * 82, 9: b"y" * 82}),
     Delivery({}),
     Masked(3, 8, bytes(range(80))),
-    Question((1, 2, 4_000_000_000), ()),
+    Survivors((1, 2, 4_000_000_000)),
+    Confirmed(3, {1: b"t" * 16}),
+    Question({1: b"t" * 16, 9: b"u" * 16}),
     Answer(3, {1: b"s" * 33}, {9: b"t" * 33}),
 ]
 
@@ -318,11 +438,12 @@ def test_a_client_named_twice_is_no_message():
 
 
 def test_bytes_are_those_of_the_messages():
-    """Each client sends two keys, k sealed pairs of shares, its words and k shares, and gets the counterparts."""
+    """Each client sends two keys, k sealed pairs of shares, words, k tags and k shares, and gets the counterparts."""
     done = simulate(IDS, given(words_of(IDS, 1000)))
     k, n = done.degree, len(IDS)
-    up = (4 + 2 * (4 + 32)) + (4 + 8 + k * (4 + 2 * 33 + 16)) + (12 + 8 * 1000) + (4 + 2 * 8 + k * (4 + 33))
-    down = (4 + 16 + 8) + (4 + 2 * (8 + k * (4 + 32))) + (8 + k * (4 + 2 * 33 + 16)) + (8 + k * 4)
+    up = (4 + 2 * (4 + 32) + 4) + (4 + 8 + k * (4 + 2 * 33 + 16)) + (12 + 8 * 1000) + (4 + 2 * 8 + k * (4 + 33))
+    down = (4 + 16 + 8) + (4 + 2 * (8 + k * (4 + 32)) + 8) + (8 + k * (4 + 2 * 33 + 16))
+    up, down = up + (4 + 8 + k * (4 + 16)), down + (4 + n * 4) + (8 + k * (4 + 16))
     assert (done.bytes_up, done.bytes_down) == (n * up, n * down)
 
 

@@ -101,6 +101,10 @@ def node(
     time: o.TimeColumn = None,
     allow: Annotated[list[str] | None, typer.Option("--allow", help="a module:Class the server may ask for")] = None,
     secure: Annotated[bool, typer.Option("--secure", help="send nothing outside a secure sum")] = False,
+    max_epsilon: Annotated[
+        float | None,
+        typer.Option("--max-epsilon", min=0, help="ε that a user may spend over all runs; more is refused"),
+    ] = None,
     threads: o.Threads = 0,
 ) -> None:
     """Take part in runs with interactions that stay on this machine; Ctrl-C ends it."""
@@ -117,6 +121,7 @@ def node(
             allow=tuple(allow or ()),
             threads=threads,
             secure=secure,
+            max_epsilon=max_epsilon,
         )
 
 

@@ -41,6 +41,9 @@ class Progress:
     best_round: int = 0
     best: float = -math.inf
     history: list[RoundRecord] = field(default_factory=list)
+    trained: RoundRecord | None = (
+        None  # of the next round, whose training is in `server` and which is not validated yet
+    )
 
 
 class Recorder(Protocol):
@@ -76,8 +79,9 @@ def federate(
     record: Recorder,
     progress: Progress,
     budget: Callable[[int], float] | None = None,
+    trained: Callable[[Progress], None] = lambda progress: None,
 ) -> Progress:
-    """Run rounds from where `progress` stands to the end of the plan.
+    """Run rounds from where `progress` stands to the end of the plan; `trained` is told of each before it is validated.
 
     `budget` is the ε that a client has spent after taking part in so many rounds; written down is the largest of all
     clients. Without it a method states its own, if it has one.
@@ -91,8 +95,13 @@ def federate(
         ids = chosen(method, plan, everyone, round)
         # 2. they train and upload; the server sums as uploads arrive
         traffic = Traffic()
-        uploads = fleet.train(progress.server, ids, round, traffic)
-        progress.server = method.aggregate(progress.server, uploads, Moment(round, plan.seed))
+        if progress.trained is None:
+            uploads = fleet.train(progress.server, ids, round, traffic)
+            progress.server = method.aggregate(progress.server, uploads, Moment(round, plan.seed))
+            loss = None if math.isnan(traffic.loss) else traffic.loss
+            moved = traffic.bytes_up, traffic.bytes_down, traffic.clients
+            progress.trained = RoundRecord(round, 0.0, loss, None, *moved)
+            trained(progress)
         # 3. validate
         due = round % plan.evaluate_every == 0 or round == plan.rounds
         valid = validate(progress.server) if due else None
@@ -100,21 +109,14 @@ def federate(
         if improved and valid is not None:
             progress.best, progress.best_round = valid[plan.select], round
         # 4. write down
-        progress.round = round
-        if traffic.bytes_up:
+        progress.round, line, progress.trained = round, progress.trained, None
+        if line.bytes_up:
             taken[ids] += 1
-        progress.history.append(
-            RoundRecord(
-                round=round,
-                seconds=time.perf_counter() - began,
-                loss=None if math.isnan(traffic.loss) else traffic.loss,
-                valid=valid,
-                bytes_up=traffic.bytes_up,
-                bytes_down=traffic.bytes_down,
-                clients=traffic.clients,
-                epsilon=_epsilon(method, round, int(taken.max()), budget),
-            )
-        )
+        # validation may have moved bytes, too
+        line.bytes_up, line.bytes_down = max(line.bytes_up, traffic.bytes_up), max(line.bytes_down, traffic.bytes_down)
+        line.seconds = time.perf_counter() - began
+        line.valid, line.epsilon = valid, _epsilon(method, round, int(taken.max()), budget)
+        progress.history.append(line)
         record(progress, improved)
     return progress
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import signal
 import sys
 import threading
@@ -74,6 +75,7 @@ def node(
     allow: tuple[str, ...],
     threads: int,
     secure: bool = False,
+    max_epsilon: float | None = None,
 ) -> None:
     """Answer a server until the process is told to end."""
     import_module("tacit.deploy.flower")  # says in a sentence that Flower is missing, where it is
@@ -83,7 +85,8 @@ def node(
     _say_insecure(keys_folder, insecure)
     _speak()
     vault = Vault(folder)
-    here = Node(_read(source), folder, name, threads, allow, secure)
+    bound = math.inf if max_epsilon is None else max_epsilon
+    here = Node(_read(source), folder, name, threads, allow, secure, keys_folder, bound)
     vault.write_json("source.json", [str(Path(source[0]).resolve()), *source[1:], list(allow)])
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

@@ -19,6 +19,7 @@ from tacit.data.cohort import Federation
 from tacit.deploy.checks import Refused, checked, plausible, template
 from tacit.deploy.job import Job
 from tacit.deploy.members import Here, Member, Roll, announced, counts_clients
+from tacit.deploy.party import Spent, leave_out
 from tacit.deploy.replies import Count, Failed, between, metrics_of, of_kind, seconds_of
 from tacit.deploy.wire import ANSWERS, VERSION, BadPacket, Packet, unpack
 from tacit.errors import UserError
@@ -84,12 +85,14 @@ class FlowerFleet:
     count: Count = field(default_factory=Count)
     best_round: Callable[[], int] = lambda: 0  # whose private state nodes must keep
     select: str = "NDCG@10"  # the metric that every node must know
+    asking: Callable[[int], None] = lambda round: None  # told before clients are asked to train in a round
 
     def __post_init__(self) -> None:
         self._ids: dict[str, int] = {}  # name -> node of the link
         self._heard: dict[str, Here] = {}  # what a node said of itself when it came
         self._traffic = Traffic()
         self._answered: set[str] = set()  # nodes whose uploads are in the round
+        self._spent: set[str] = set()  # nodes that have helped to open a sum of the round, and do so once
         self.too_short = 0  # users that were not evaluated, having fewer than three interactions
         self._enrolled()
 
@@ -184,8 +187,11 @@ class FlowerFleet:
             uploads = self._sum(parts, layout, len(ids), round, traffic)
         else:
             uploads = self._uploads(parts, like, round, traffic)
-        self._answered = set()
+        self._answered, self._spent = set(), set()
+        self.asking(round)
         yield from uploads
+        if self.job.secure and self._spent and not self._answered:
+            return
         asked = {m.name: int(((ids >= m.clients.start) & (ids < m.clients.stop)).sum()) for m in self.members}
         if not self._enough(asked, self._answered):
             answered = sum(asked[name] for name in self._answered)
@@ -264,10 +270,14 @@ class FlowerFleet:
             stage("invite", server.invite(), secure_sum.Keys, server.keys)
             stage("introduce", server.introduce(), secure_sum.Shares, server.shares)
             stage("train", server.deliver(), secure_sum.Masked, server.masked)
+            stage("confirm", server.survivors(), secure_sum.Confirmed, server.confirmed)
             stage("reveal", server.ask(), secure_sum.Answer, server.revealed)
             total = point.decode(server.total())
         except UserError as error:
-            raise TooFew(f"round {round}: {error}") from error
+            if not self._spent:
+                raise TooFew(f"round {round}: {error}") from error
+            leave_out(self.method, round, error)
+            return
         up = layout.everybody(total)
         summed = [(part, packet) for part, packet in trained if part.place in server.summed]
         most = sum(len(p.down.ids) * (p.member.users if self.job.together else 1) for p, _ in summed)
@@ -296,6 +306,9 @@ class FlowerFleet:
                 self._refuse(part, round, error)
             except Failed as error:
                 self.count.failed += 1
+                if str(error) == Spent.__name__:
+                    self._spent.add(part.member.name)
+                    continue
                 self._ids.pop(part.member.name, None)  # it may have lost its folder: greet it again
                 log.warning("round %d: node '%s' failed: %s", round, part.member.name, error)
             else:

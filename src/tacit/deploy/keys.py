@@ -2,7 +2,7 @@
 
 DIR/ca.crt, ca.key          the authority that signs the server's certificate
 DIR/server/                 for the server: server.crt, server.key and nodes/NAME.pub, the keys that may connect
-DIR/nodes/NAME/             for a node: ca.crt and node.key
+DIR/nodes/NAME/             for a node: ca.crt, node.key and node.crt, by which other nodes know it in a secure sum
 """
 
 import ipaddress
@@ -44,25 +44,24 @@ def _make(folder: Path, hosts: list[str], nodes: list[str]) -> list[Path]:
     if not (folder / "ca.key").exists():
         key = ec.generate_private_key(ec.SECP384R1())
         made += [_private(folder / "ca.key", key), _public(folder / "ca.crt", _pem(_authority(key)))]
+    authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    signing = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    assert isinstance(signing, ec.EllipticCurvePrivateKey)
     if hosts:
-        authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
-        signing = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
-        assert isinstance(signing, ec.EllipticCurvePrivateKey)
         key = ec.generate_private_key(ec.SECP384R1())
         made += [
             _private(folder / "server" / "server.key", key),
-            _public(folder / "server" / "server.crt", _pem(_server(key, hosts, authority, signing))),
+            _public(folder / "server" / "server.crt", _pem(_signed(key.public_key(), hosts, authority, signing))),
         ]
     for name in nodes:
-        path = folder / "nodes" / name / "node.key"
-        if path.exists():
-            continue
-        key = ec.generate_private_key(ec.SECP384R1())
-        made += [
-            _private(path, key, serialization.PrivateFormat.OpenSSH),
-            _public(path.with_name("ca.crt"), (folder / "ca.crt").read_bytes()),
-            _public(folder / "server" / "nodes" / f"{name}.pub", _ssh(key.public_key())),
-        ]
+        path, public = folder / "nodes" / name / "node.key", folder / "server" / "nodes" / f"{name}.pub"
+        if not path.exists() and not public.exists():  # else the node has made its own
+            key = ec.generate_private_key(ec.SECP384R1())
+            made += [_private(path, key, serialization.PrivateFormat.OpenSSH), _public(public, _ssh(key.public_key()))]
+        if not path.with_name("ca.crt").exists():
+            made.append(_public(path.with_name("ca.crt"), (folder / "ca.crt").read_bytes()))
+        if not (certificate := path.with_name("node.crt")).exists():
+            made.append(_public(certificate, _pem(_signed(_known(public), [name], authority, signing, server=False))))
     return made
 
 
@@ -70,15 +69,21 @@ def allowed(folder: Path) -> dict[str, bytes]:
     """The public keys a server knows, by the name of their file, as Flower keeps them."""
     found = {}
     for file in sorted((folder / "nodes").glob("*.pub")):
-        key = serialization.load_ssh_public_key(file.read_bytes())
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise UserError(f"{file} is not an ECDSA key; make one with: ssh-keygen -t ecdsa -b 384")
-        found[file.stem] = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        found[file.stem] = _known(file).public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
     if not found:
         raise UserError(
             f"{folder} names no node: put public keys into {folder / 'nodes'}, or run tacit keys --node NAME"
         )
     return found
+
+
+def _known(file: Path) -> ec.EllipticCurvePublicKey:
+    key = serialization.load_ssh_public_key(file.read_bytes())
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise UserError(f"{file} is not an ECDSA key; make one with: ssh-keygen -t ecdsa -b 384")
+    return key
 
 
 def own(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -154,28 +159,32 @@ def _authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     )
 
 
-def _server(
-    key: ec.EllipticCurvePrivateKey,
-    hosts: list[str],
+def _signed(
+    key: ec.EllipticCurvePublicKey,
+    names: list[str],
     authority: x509.Certificate,
     signing: ec.EllipticCurvePrivateKey,
+    server: bool = True,
 ) -> x509.Certificate:
+    """A server's certificate or a node's: neither can pose as the other."""
+    usage = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
     now = datetime.now(UTC)
-    return (
+    made = (
         x509.CertificateBuilder()
-        .subject_name(_named(hosts[0][:64]))
+        .subject_name(_named(names[0][:64]))
         .issuer_name(authority.subject)
-        .public_key(key.public_key())
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _DAY)
         .not_valid_after(min(now + YEARS * 365 * _DAY, authority.not_valid_after_utc))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), critical=False)
-        .sign(signing, hashes.SHA384())
     )
+    if server:
+        made = made.add_extension(x509.SubjectAlternativeName([_host(host) for host in names]), critical=False)
+    return made.sign(signing, hashes.SHA384())
 
 
 def _host(host: str) -> x509.GeneralName:

@@ -7,12 +7,10 @@ import logging
 import math
 import secrets
 import time
-from base64 import b64decode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 
@@ -23,25 +21,22 @@ from tacit.core.payload import BadPayload, Payload, decode, stacked
 from tacit.core.store import ClientStore
 from tacit.core.trained import Trained
 from tacit.data.interactions import Interactions
+from tacit.deploy.identity import NodeIdentity
 from tacit.deploy.job import Job
+from tacit.deploy.ledger import Ledger
+from tacit.deploy.party import Party, Unknown
 from tacit.deploy.shard import Shard, known, roster, shard
 from tacit.deploy.vault import Vault, write
-from tacit.deploy.wire import ANSWERS, VERSION, BadPacket, Packet, unpack, version_of
+from tacit.deploy.wire import VERSION, BadPacket, Packet, unpack, version_of
 from tacit.errors import UserError
 from tacit.evaluation.metrics import by_hits
 from tacit.evaluation.protocol import Evaluator
-from tacit.privacy import secure_sum
-from tacit.privacy.fixed_point import FixedPoint
-from tacit.privacy.secure_fleet import BOUND, Layout
+from tacit.privacy.mechanisms import Unclipped
 from tacit.runs.run import Recommendation
 
 log = logging.getLogger("tacit.node")
 
 ALONE = 10  # rounds that a newcomer trains by itself
-
-
-class Unknown(LookupError):
-    """The server speaks of a job this node has not heard of, or of a place it was not given."""
 
 
 class Work:
@@ -53,6 +48,8 @@ class Work:
         self.threads = threads
         self.method: Method = job.build(allow)
         self.mechanism = job.mechanism(allow)
+        # where an ε is claimed, nothing else tells of the data: no sizes, no loss
+        self.covered = self.mechanism is not None and not isinstance(self.mechanism, Unclipped)
         found = known(data, job)
         self.data, self.dropped = found.data, found.dropped
         written = vault.json(f"jobs/{job.id}/roster.json")
@@ -68,7 +65,7 @@ class Work:
         self.shown = (
             int(model.head["round"]) if model else 0
         )  # the round of the model that recommendations are made with
-        self.party: tuple[int, secure_sum.Client] | None = None  # this node in the secure sum of a round
+        self.party = Party(vault, job.id)
         if written and written["place"] is not None:
             self.take_place(*written["place"])
         elif not written:
@@ -111,27 +108,16 @@ class Work:
             self.round = round
             log.info("private state of round %d is back from disk", round)
 
-    def in_sum(self, round: int) -> secure_sum.Client:
-        """This node in the secure sum of a round."""
-        if self.party is None or self.party[0] != round:
-            raise Unknown(f"a secure sum in round {round}")
-        return self.party[1]
-
-    def masked(self, ups: list[Payload], sent: Callable[[torch.Tensor], Payload], asked: Packet) -> bytes:
-        """The sum of these uploads under masks: the server can open it together with all other nodes' alone."""
-        point = FixedPoint(BOUND, int(asked.head["clients"]))
-        layout = Layout(self.method, ups[0], sent(ups[0].ids[:1]))
-        total = np.zeros(layout.length, dtype=np.uint64)
-        for up in ups:
-            for place in range(len(up.ids)):
-                total += layout.encoded(layout.vector(up.only(torch.tensor([place]))), point)
-        delivery = secure_sum.decode(secure_sum.Delivery, b64decode(asked.head["delivery"], validate=True))
-        return secure_sum.encode(self.in_sum(int(asked.head["round"])).mask(delivery, total))
+    def users_of(self, clients: torch.Tensor) -> list[str]:
+        """Whose data are in these clients' uploads."""
+        if self.job.together:
+            return self.users if len(clients) else []
+        return [self.users[client - self.shard.clients.start] for client in clients.tolist()]
 
     def sizes(self) -> list[int]:
         """|D_u| of each client, for methods that send it as a weight; a number does not depend on a place."""
         federation = shard(self.data, self.job, self.users, 0, 0).federation
-        return [int(size) for size in federation.sizes]
+        return [1 if self.covered else int(size) for size in federation.sizes]
 
     def groups(self) -> list[str]:
         """What the file says of each client's device, for methods with models of different size."""
@@ -156,11 +142,18 @@ class Node:
         threads: int = 0,
         allow: tuple[str, ...] = (),
         secure: bool = False,
+        keys: Path | None = None,
+        max_epsilon: float = math.inf,
     ) -> None:
-        """With `secure` the node takes part in secure sums alone."""
+        """With `secure` the node takes part in secure sums alone, with `max_epsilon` in runs with noise up to that.
+
+        `keys` is what `tacit keys` made for it: in a secure sum nodes prove by them who they are.
+        """
         self.data = data
         self.secure = secure
+        self.keys = keys
         self.vault = Vault(folder)
+        self.ledger = Ledger(self.vault, max_epsilon)
         self.threads = threads
         self.allow = allow
         self.work: Work | None = None
@@ -183,6 +176,7 @@ class Node:
                 "invite": self._sum,
                 "introduce": self._sum,
                 "train": self._train,
+                "confirm": self._sum,
                 "reveal": self._sum,
                 "evaluate": self._evaluate,
             }[asked.kind](asked)
@@ -192,8 +186,10 @@ class Node:
         except Exception as error:
             log.exception("a message was not answered")
             return Packet("sorry", {"error": type(error).__name__}).pack()
-        log.info("done in %.2f s", time.perf_counter() - began)
-        reply.head["seconds"] = time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        log.info("done in %.2f s", seconds)
+        if self.work is None or not self.work.covered:
+            reply.head["seconds"] = seconds
         return reply.pack()
 
     def _hello(self, asked: Packet) -> Packet:
@@ -216,6 +212,8 @@ class Node:
                 len(work.users),
                 work.dropped,
             )
+            if job.secure and self._identity() is None:
+                log.warning("without keys a server that poses as the other nodes can open this node's uploads")
         return Packet(
             "here",
             {
@@ -224,8 +222,8 @@ class Node:
                 "users": len(work.users),
                 "sizes": work.sizes(),
                 "groups": work.groups(),
-                "dropped": work.dropped,
-                "duplicates": work.data.duplicates,
+                "dropped": 0 if work.covered else work.dropped,
+                "duplicates": 0 if work.covered else work.data.duplicates,
             },
         )
 
@@ -233,6 +231,15 @@ class Node:
         """What the node was started with is its law, for jobs of earlier days as well."""
         if self.secure and not job.secure:
             raise UserError("the server would see this node's uploads, and it takes part in secure sums alone")
+        if self.ledger.most < math.inf and job.ldp is None:
+            raise UserError(
+                f"the run adds no noise to uploads, and this node was started with --max-epsilon {self.ledger.most:g}; "
+                "the server needs --ldp"
+            )
+
+    def _identity(self) -> NodeIdentity | None:
+        """By which other nodes know this one; None where it runs without keys."""
+        return None if self.keys is None else NodeIdentity.load(self.keys)
 
     def _ready(self, asked: Packet) -> Work:
         """The work a message is about, with its place taken."""
@@ -251,8 +258,10 @@ class Node:
         down, traffic = decode(asked.body), Traffic()
         try:
             ups = list(work.fleet.train_on(sent(down), down.ids, round, traffic))
+            if work.mechanism is not None and any(up.fields for up in ups):
+                self.ledger.charge(work.job.id, work.mechanism, work.users_of(down.ids))
             if "delivery" in asked.head:
-                body = work.masked(ups, sent(down), asked)
+                body = work.party.masked(work.method, ups, sent(down), asked)
             elif work.job.secure and any(up.fields for up in ups):
                 raise UserError("the server asks for uploads outside a secure sum")
             else:
@@ -263,22 +272,12 @@ class Node:
             raise
         work.round = round
         work.vault.prune(work.job.id, [*asked.head["keep"], work.shown, round - 1, round])
-        loss = None if math.isnan(traffic.loss) else traffic.loss
+        loss = None if work.covered or math.isnan(traffic.loss) else traffic.loss
         return Packet("trained", {"round": round, "loss": loss}, body)
 
     def _sum(self, asked: Packet) -> Packet:
         """A stage of a secure sum beside the training itself."""
-        work, round = self._ready(asked), int(asked.head["round"])
-        answer: secure_sum.Message
-        if asked.kind == "invite":
-            invitation = secure_sum.decode(secure_sum.Invitation, asked.body)
-            work.party = (round, secure_sum.Client(int(asked.head["party"]), invitation))
-            answer = work.in_sum(round).advertise()
-        elif asked.kind == "introduce":
-            answer = work.in_sum(round).share(secure_sum.decode(secure_sum.Neighbours, asked.body))
-        else:
-            answer = work.in_sum(round).reveal(secure_sum.decode(secure_sum.Question, asked.body))
-        return Packet(ANSWERS[asked.kind], {"round": round}, secure_sum.encode(answer))
+        return self._ready(asked).party.answer(asked, self._identity)
 
     def _evaluate(self, asked: Packet) -> Packet:
         work, phase = self._ready(asked), str(asked.head["phase"])

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from tacit.config import RunConfig
 from tacit.core.payload import State
-from tacit.core.rounds import Progress, federate, sample
+from tacit.core.rounds import Progress, RoundRecord, chosen, federate, participation, sample
 from tacit.deploy.checks import made_up
 from tacit.deploy.fleet import FlowerFleet, Grown, Link, Terms, TooFew
 from tacit.deploy.job import Catalogue, Job, catalogue
@@ -20,7 +21,7 @@ from tacit.errors import UserError
 from tacit.evaluation.metrics import Metrics
 from tacit.privacy.secure_sum import FEWEST
 from tacit.runs.assembly import description, fitted, mechanism_of, method_of, plan_of
-from tacit.runs.files import append, to_json, write_json
+from tacit.runs.files import append, from_json, read_tensors, sync, to_json, write_json, write_tensors
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import Watch
 from tacit.runs.summary import Summary, clock, summarise
@@ -102,7 +103,9 @@ def _run(asked: Asked, folder: RunFolder, job: Job, link: Link, watch: Watch | N
 
     def start() -> tuple[Progress, dict[str, float]]:
         found = folder.load("last")
-        return folder.progress(found[0] if found else method.init_server(fleet.federation))
+        progress, before = folder.progress(found[0] if found else method.init_server(fleet.federation))
+        _take_trained(folder, progress)
+        return progress, before
 
     progress, before = start()
     spent = clock(before)
@@ -133,12 +136,26 @@ def _run(asked: Asked, folder: RunFolder, job: Job, link: Link, watch: Watch | N
         return fleet.evaluate(server, "valid", progress.round + 1).main
 
     mechanism = job.mechanism()
+    times = participation(method, plan, fleet.federation.n_clients, _asked_before(folder))
+
+    def asking(round: int) -> None:
+        """A round that is asked for again is one more upload of its clients, whatever becomes of it."""
+        append(folder.path / "asked.jsonl", to_json(round))
+        sync(folder.path / "asked.jsonl")
+        times[chosen(method, plan, len(times), round)] += 1
+
+    def budget(taken: int) -> float:
+        assert mechanism is not None
+        return mechanism.epsilon(max(taken, int(times.max())))
+
+    if mechanism is not None:
+        fleet.asking = asking
     tries = asked.tries
     while True:
         reached = progress.round
         try:
             progress = federate(
-                method, fleet, validate, plan, record, progress, mechanism.epsilon if mechanism else None
+                method, fleet, validate, plan, record, progress, budget if mechanism else None, _keep_trained(folder)
             )
             break
         except Grown as error:
@@ -198,6 +215,35 @@ def _finish(
     )
     folder.finish(dataclasses.asdict(summary))
     return summary
+
+
+def _keep_trained(folder: RunFolder) -> Callable[[Progress], None]:
+    """Before nodes evaluate: a trained round is on disk, and nobody has to be asked for it again."""
+
+    def keep(progress: Progress) -> None:
+        write_tensors(folder.path / "trained.safetensors", progress.server)
+        write_json(folder.path / "trained.json", dataclasses.asdict(cast(RoundRecord, progress.trained)))
+
+    return keep
+
+
+def _take_trained(folder: RunFolder, progress: Progress) -> None:
+    """Bring a run to the round that was trained and not evaluated, where there is one."""
+    try:
+        line = RoundRecord(**from_json((folder.path / "trained.json").read_text()))
+        if line.round == progress.round + 1:
+            progress.server, progress.trained = read_tensors(folder.path / "trained.safetensors"), line
+            log.info("round %d is trained already", line.round)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, TypeError) as error:
+        log.warning("what was trained last cannot be read (%s); the round is repeated", error)
+
+
+def _asked_before(folder: RunFolder) -> list[int]:
+    """The rounds that clients were asked for, as often as they were."""
+    path = folder.path / "asked.jsonl"
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
 def _write(folder: RunFolder, members: list[Member]) -> None:

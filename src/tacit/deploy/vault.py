@@ -2,8 +2,10 @@
 
 node.json                 the node's name
 current                   the id of the latest job
+ledger.json               noisy uploads that left the node, by job and user; it outlives the jobs
 jobs/<job>/job.json       the job as it came
 jobs/<job>/roster.json    the node's users in the order of their numbers, and where these start
+jobs/<job>/revealed.json  the latest round whose secure sum the node helped to open
 jobs/<job>/model.packet   the latest message with a model: enough to recommend while the server is away
 jobs/<job>/state/N.safetensors   private leaves after round N, for the users named in it
 

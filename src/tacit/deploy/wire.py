@@ -10,7 +10,8 @@ under masks:
 
     invite     a session             ->  keys       public keys
     introduce  the others' keys      ->  shared     shares of its secrets, sealed
-    reveal     who is in the sum     ->  revealed   a share of each neighbour's mask
+    confirm    who is in the sum     ->  confirmed  the same, to each neighbour
+    reveal     what they confirmed   ->  revealed   a share of each neighbour's mask
 
 Nothing in it can execute: JSON and the safetensors layout.
 """
@@ -22,7 +23,13 @@ from typing import Any
 MAGIC = b"tacit1"
 VERSION = 2  # of what is said here; a node and a server of different versions do not run together
 MOST_HEAD = 16 << 20  # bytes
-ANSWERS = {"invite": "keys", "introduce": "shared", "train": "trained", "reveal": "revealed"}
+ANSWERS = {
+    "invite": "keys",
+    "introduce": "shared",
+    "train": "trained",
+    "confirm": "confirmed",
+    "reveal": "revealed",
+}
 
 
 class BadPacket(ValueError):

@@ -1,4 +1,8 @@
-"""Who masks against whom: a sparse random graph instead of everybody against everybody (Bell et al. 2020, Sec. 3)."""
+"""Who masks against whom, and how many shares open a secret.
+
+Everybody against everybody where the server may lie; a sparse random graph (Bell et al. 2020, Sec. 3) where there are
+many clients and the server follows the protocol.
+"""
 
 import math
 from collections.abc import Sequence
@@ -13,6 +17,34 @@ from tacit.privacy.shamir import Entropy
 
 SECURITY = 40  # a client is exposed by chance with probability 2⁻⁴⁰ at most
 CORRECTNESS = 30  # the sum cannot be opened, by chance, with probability 2⁻³⁰ at most
+DROPOUTS = 0.3  # of the clients invited, that a sum survives
+COLLUDING = 0.1  # of the clients invited, that may tell the server all they know
+FEWEST = 3  # of two, each knows the other's from the sum
+
+
+def share(clients: int, part: float) -> int:
+    """So many of the clients, rounded down but for a rounding error."""
+    return int(part * clients + 1e-9)
+
+
+def least_threshold(holders: int, colluding: int | None = None) -> int:
+    """The smallest t at which a server that lies about dropouts cannot open both secrets of a client.
+
+    Every honest holder gives a share of one of the two, colluding ones of both: with 2t > holders + colluding there are
+    not enough for both (Bonawitz et al. 2017, Sec. 6.2). COLLUDING of the parties where nothing is said.
+    """
+    return (holders + (share(holders + 1, COLLUDING) if colluding is None else colluding)) // 2 + 1
+
+
+def complete(clients: int, colluding: int, dropping: int) -> tuple[int, int]:
+    """Everybody is everybody's neighbour; t is the largest that so many dropouts allow."""
+    threshold = clients - 1 - dropping
+    if threshold < least_threshold(clients - 1, colluding):
+        raise UserError(
+            f"a secure sum of {clients} clients cannot bear {dropping} dropouts and {colluding} colluding clients at "
+            "once: allow fewer of either"
+        )
+    return clients - 1, threshold
 
 
 @cache
@@ -38,13 +70,7 @@ def degree_and_threshold(clients: int, colluding: int, dropping: int) -> tuple[i
         exposed = np.logaddexp2.reduce(_marked(clients - 1, colluding, degree)[threshold:])  # P[X ≥ t]
         if threshold and union + float(exposed) <= -SECURITY:
             return degree, threshold
-    threshold = clients - 1 - dropping
-    if threshold <= colluding:
-        raise UserError(
-            f"a secure sum of {clients} clients cannot bear {dropping} dropouts and {colluding} colluding clients at "
-            "once: allow fewer of either"
-        )
-    return clients - 1, threshold
+    return complete(clients, colluding, dropping)
 
 
 def circle(ids: Sequence[int], degree: int, entropy: Entropy) -> dict[int, list[int]]:

@@ -14,6 +14,7 @@ from tacit.privacy.fixed_point import Words
 from tacit.privacy.sum_messages import BadMessage
 
 KEY = 32  # bytes of a key
+TAG = 16  # bytes of a confirmation
 
 
 def add_masks(words: Words, keys: Iterable[tuple[bytes, bool]]) -> None:

@@ -3,13 +3,14 @@
 The protocol of Bonawitz et al. (2017) on the sparse graph of Bell et al. (2020): every client hides its vector under
 a mask of its own and under one for each neighbour, which the neighbour takes away again. Both masks come from short
 secrets that are shared among the neighbours, so that a sum can be opened without the clients that dropped out. The
-threat is a server that follows the protocol and is curious, together with a share of the clients; see
-docs/decisions/0013-secure-sum.md.
+threat is a server that may lie, together with a share of the clients; on the sparse graph one that follows the protocol
+and is curious. See docs/decisions/0018-secure-sum.md.
 
-    AdvertiseKeys   Invitation →  Keys       two public keys: for masks, and for the way of the shares
-    ShareKeys       Neighbours →  Shares     shares of the mask's private key and of the own mask's seed, encrypted
-    MaskedInput     Delivery   →  Masked     the vector under all masks
-    Unmask          Question   →  Answer     of neighbours that stayed the seed's share, of others the key's share
+    AdvertiseKeys     Invitation →  Keys       two public keys: for masks, and for the way of the shares; signed
+    ShareKeys         Neighbours →  Shares     shares of the mask's private key and of the own mask's seed, encrypted
+    MaskedInput       Delivery   →  Masked     the vector under all masks
+    ConsistencyCheck  Survivors  →  Confirmed  to each neighbour a tag over who is in the sum
+    Unmask            Question   →  Answer     of neighbours that stayed the seed's share, of others the key's share
 
 Client and Server exchange nothing but these messages; `encode` and `decode` turn them into bytes and back.
 """
@@ -24,14 +25,15 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from tacit.errors import UserError
 from tacit.privacy.fixed_point import Words
-from tacit.privacy.mask_graph import circle, degree_and_threshold
-from tacit.privacy.masks import KEY, add_masks, agreed
+from tacit.privacy.mask_graph import COLLUDING, DROPOUTS, FEWEST, circle, complete, degree_and_threshold, share
+from tacit.privacy.masks import KEY, TAG, add_masks, agreed
 from tacit.privacy.shamir import SHARE, Entropy, secret_of
-from tacit.privacy.sum_client import Client
+from tacit.privacy.sum_client import Client, Identity
 from tacit.privacy.sum_messages import (
     STAGES,
     Answer,
     BadMessage,
+    Confirmed,
     Delivery,
     Invitation,
     Keys,
@@ -42,24 +44,18 @@ from tacit.privacy.sum_messages import (
     Question,
     Shares,
     Stage,
+    Survivors,
     decode,
     encode,
 )
 
 __all__ = [
-    "COLLUDING", "DROPOUTS", "FEWEST", "STAGES", "Answer", "BadMessage", "Client", "Delivery", "Invitation", "Keys",
-    "Masked", "Message", "Neighbours", "Outcome", "Question", "Server", "Shares", "Stage", "add_masks", "agreed",
-    "decode", "encode", "honest", "needed", "share", "simulate",
+    "COLLUDING", "DROPOUTS", "FEWEST", "STAGES", "Answer", "BadMessage", "Client", "Confirmed", "Delivery", "Identity",
+    "Invitation", "Keys", "Masked", "Message", "Neighbours", "Outcome", "Question", "Server", "Shares", "Stage",
+    "Survivors", "add_masks", "agreed", "decode", "encode", "honest", "needed", "share", "simulate",
 ]  # fmt: skip
 
-DROPOUTS = 0.3  # of the clients invited, that a sum survives
-COLLUDING = 0.1  # of the clients invited, that may tell the server all they know
-FEWEST = 3  # of two, each knows the other's from the sum
-
-
-def share(clients: int, part: float) -> int:
-    """So many of the clients, rounded down but for a rounding error."""
-    return int(part * clients + 1e-9)
+MOST_PROOF = 4096  # bytes of a certificate and a signature
 
 
 def needed(clients: int, dropouts: float = DROPOUTS) -> int:
@@ -73,7 +69,10 @@ def honest(clients: int) -> int:
 
 
 class Server:
-    """One sum. Messages of a stage are taken until the stage is closed; who is missing then has dropped out."""
+    """One sum. Messages of a stage are taken until the stage is closed; who is missing then has dropped out.
+
+    `sparse` gives a client few neighbours of many, for clients that trust the server to follow the protocol.
+    """
 
     def __init__(
         self,
@@ -81,6 +80,7 @@ class Server:
         dropouts: float = DROPOUTS,
         colluding: float = COLLUDING,
         entropy: Entropy = secrets.token_bytes,
+        sparse: bool = False,
     ) -> None:
         if len(invited) < FEWEST:
             raise UserError(f"a secure sum of {len(invited)} clients hides nothing: it takes at least {FEWEST}")
@@ -91,14 +91,14 @@ class Server:
         self.session = entropy(16)
         self.degree = self.threshold = 0
         self.graph: dict[int, list[int]] = {}
-        self._entropy = entropy
+        self._entropy, self._sparse = entropy, sparse
         self._stage = 0
         self._allowed: Collection[int] = set(invited)  # who may speak at this stage
         self._came: dict[int, Any] = {}  # who did, with what is kept of it
         self._keys: dict[int, Keys] = {}
         self._sharers: frozenset[int] = frozenset()
         self.summed: tuple[int, ...] = ()  # whose vectors are in the sum
-        self._asked: dict[int, Question] = {}
+        self._stayed: dict[int, set[int]] = {}  # of each in the sum, the neighbours that are in it too
         self._total: Words | None = None
 
     def invite(self) -> dict[int, Invitation]:
@@ -108,7 +108,7 @@ class Server:
 
     def keys(self, message: Keys) -> None:
         """A client takes part."""
-        if not len(message.mask) == len(message.share) == KEY:
+        if not len(message.mask) == len(message.share) == KEY or len(message.proof) > MOST_PROOF:
             raise BadMessage(f"the keys of client {message.client} are not keys")
         self._accept("AdvertiseKeys", message.client, message)
 
@@ -116,14 +116,18 @@ class Server:
         """Close AdvertiseKeys and draw the graph among those that came."""
         self._keys = self._close("AdvertiseKeys")
         ids = list(self._keys)
-        self.degree, self.threshold = degree_and_threshold(len(ids), self.colluding, len(ids) - self.needed)
+        bounds = degree_and_threshold if self._sparse else complete
+        self.degree, self.threshold = bounds(len(ids), self.colluding, len(ids) - self.needed)
         self.graph = circle(ids, self.degree, self._entropy)
-        return {
-            mine: Neighbours(
-                self.threshold, {j: self._keys[j].mask for j in others}, {j: self._keys[j].share for j in others}
-            )
-            for mine, others in self.graph.items()
-        }
+        width = max(len(told.proof) for told in self._keys.values())  # a dictionary's values have one length
+
+        def of(others: list[int]) -> Neighbours:
+            told = {j: self._keys[j] for j in others}
+            proofs = {j: key.proof.ljust(width, b"\0") for j, key in told.items()}
+            mask, share = {j: key.mask for j, key in told.items()}, {j: key.share for j, key in told.items()}
+            return Neighbours(self.threshold, mask, share, proofs if width else {})
+
+        return {mine: of(others) for mine, others in self.graph.items()}
 
     def shares(self, message: Shares) -> None:
         """A client's secrets for its neighbours."""
@@ -148,20 +152,29 @@ class Server:
         else:
             np.add(self._total, words, out=self._total)
 
+    def survivors(self) -> dict[int, Survivors]:
+        """Close MaskedInput; everyone in the sum is told who is in it."""
+        there = self._close("MaskedInput")
+        self.summed = tuple(there)
+        self._stayed = {mine: {j for j in self.graph[mine] if j in there} for mine in there}
+        return dict.fromkeys(self.summed, Survivors(self.summed))
+
+    def confirmed(self, message: Confirmed) -> None:
+        """A client's word to its neighbours on who is in the sum."""
+        if message.tags.keys() != self._stayed.get(message.client) or {*map(len, message.tags.values())} != {TAG}:
+            raise BadMessage(f"client {message.client} confirms to others than its neighbours in the sum")
+        self._accept("ConsistencyCheck", message.client, message.tags)
+
     def ask(self) -> dict[int, Question]:
-        """Close MaskedInput; everyone in the sum is asked for one share of each of its neighbours."""
-        stayed = self._close("MaskedInput")
-        self.summed = tuple(stayed)
-        for mine in stayed:
-            sharers = [j for j in self.graph[mine] if j in self._sharers]
-            here, gone = (tuple(j for j in sharers if (j in stayed) is there) for there in (True, False))
-            self._asked[mine] = Question(here, gone)
-        return self._asked
+        """Close ConsistencyCheck; everyone is asked for one share of each of its neighbours."""
+        told = self._close("ConsistencyCheck")
+        return {mine: Question({j: told[j][mine] for j in self._stayed[mine] if j in told}) for mine in told}
 
     def revealed(self, message: Answer) -> None:
         """A client's shares of its neighbours' secrets."""
-        asked = self._asked.get(message.client, Question((), ()))
-        answered = message.seeds.keys() == set(asked.stayed) and message.keys.keys() == set(asked.dropped)
+        stayed = self._stayed.get(message.client, set())
+        gone = self._sharers.intersection(self.graph.get(message.client, ())) - stayed
+        answered = bool(stayed) and message.seeds.keys() == stayed and message.keys.keys() == gone
         if not answered or any(
             len(share) != SHARE for told in (message.seeds, message.keys) for share in told.values()
         ):
@@ -177,8 +190,8 @@ class Server:
         keys: dict[int, dict[int, bytes]] = {j: {} for j in self._sharers - stayed}
         for holder, answer in answers.items():
             for told, opened in ((answer.seeds, seeds), (answer.keys, keys)):
-                for j, share in told.items():
-                    opened[j][holder] = share
+                for j, part in told.items():
+                    opened[j][holder] = part
         add_masks(self._total, ((self._opened(j, found), False) for j, found in seeds.items()))
         for j, found in keys.items():
             mask = X25519PrivateKey.from_private_bytes(self._opened(j, found))
@@ -267,18 +280,20 @@ def simulate(
     colluding: float = COLLUDING,
     entropy: Entropy = secrets.token_bytes,
 ) -> Outcome:
-    """The whole protocol, with clients that fall silent at a stage; the total is of those that sent a vector.
+    """The whole protocol on the sparse graph, with clients that fall silent at a stage and have no keys of their own.
+
+    The total is of those that sent a vector.
 
     `vectors` gives (client, words) in any order, one at a time, when all have shared their keys; none is kept.
     """
-    wire, server = Wire(), Server(invited, dropouts, colluding, entropy)
+    wire, server = Wire(), Server(invited, dropouts, colluding, entropy, sparse=True)
     gone: set[int] = set()
 
     def silent(stage: Stage) -> None:
         gone.update((drops or {}).get(stage, ()))
 
     silent("AdvertiseKeys")
-    clients = {i: Client(i, wire.down(word), entropy) for i, word in server.invite().items()}
+    clients = {i: Client(i, wire.down(word), entropy, trusting=True) for i, word in server.invite().items()}
     for i, client in clients.items():
         if i not in gone:
             server.keys(wire.up(client.advertise()))
@@ -291,6 +306,10 @@ def simulate(
     for i, words in vectors:
         if i in deliveries and i not in gone:
             server.masked(wire.up(clients[i].mask(wire.down(deliveries[i]), words)))
+    silent("ConsistencyCheck")
+    for i, told in server.survivors().items():
+        if i not in gone:
+            server.confirmed(wire.up(clients[i].confirm(wire.down(told))))
     silent("Unmask")
     for i, question in server.ask().items():
         if i not in gone:

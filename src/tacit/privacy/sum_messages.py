@@ -4,8 +4,8 @@ import struct
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar, get_type_hints
 
-Stage = Literal["AdvertiseKeys", "ShareKeys", "MaskedInput", "Unmask"]
-STAGES: tuple[Stage, ...] = ("AdvertiseKeys", "ShareKeys", "MaskedInput", "Unmask")
+Stage = Literal["AdvertiseKeys", "ShareKeys", "MaskedInput", "ConsistencyCheck", "Unmask"]
+STAGES: tuple[Stage, ...] = ("AdvertiseKeys", "ShareKeys", "MaskedInput", "ConsistencyCheck", "Unmask")
 
 
 class BadMessage(ValueError):
@@ -23,11 +23,12 @@ class Invitation:
 
 @dataclass(frozen=True)
 class Keys:
-    """Client to server: public keys."""
+    """Client to server: public keys, and who says so."""
 
     client: int
     mask: bytes
     share: bytes
+    proof: bytes = b""  # a certificate and a signature, where clients have keys of their own
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Neighbours:
     threshold: int
     mask: dict[int, bytes]
     share: dict[int, bytes]
+    proof: dict[int, bytes]
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,25 @@ class Masked:
 
 
 @dataclass(frozen=True)
-class Question:
-    """Server to client: which of its neighbours are in the sum, and which dropped out after ShareKeys."""
+class Survivors:
+    """Server to client: whose vectors are in the sum; of all clients, not of its neighbours alone."""
 
-    stayed: tuple[int, ...]
-    dropped: tuple[int, ...]
+    clients: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """Client to server: for each neighbour in the sum a tag over the survivors as this client was told them."""
+
+    client: int
+    tags: dict[int, bytes]
+
+
+@dataclass(frozen=True)
+class Question:
+    """Server to client: what its neighbours confirmed to it. Now it may open the sum."""
+
+    tags: dict[int, bytes]
 
 
 @dataclass(frozen=True)
@@ -80,7 +96,7 @@ class Answer:
     keys: dict[int, bytes]
 
 
-Message = Invitation | Keys | Neighbours | Shares | Delivery | Masked | Question | Answer
+Message = Invitation | Keys | Neighbours | Shares | Delivery | Masked | Survivors | Confirmed | Question | Answer
 M = TypeVar("M", bound=Message)
 
 
