@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tacit import rng
+from tacit.core.bounds import usual
 from tacit.core.capabilities import Budgeted
 from tacit.core.fleet import Fleet, Traffic
 from tacit.core.method import Method, Moment
@@ -92,7 +93,7 @@ def federate(
         # 2. they train and upload; the server sums as uploads arrive
         traffic = Traffic()
         uploads = fleet.train(progress.server, ids, round, traffic)
-        progress.server = method.aggregate(progress.server, uploads, Moment(round, plan.seed))
+        progress.server = method.aggregate(progress.server, uploads, Moment(round, plan.seed)) | usual(traffic.norms)
         # 3. validate
         due = round % plan.evaluate_every == 0 or round == plan.rounds
         valid = validate(progress.server) if due else None

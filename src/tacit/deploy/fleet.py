@@ -11,8 +11,10 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from tacit.core.aggregate import guarded_mean
+from tacit.core.bounds import bounded, limits_of
 from tacit.core.capabilities import groups
-from tacit.core.fleet import Traffic
+from tacit.core.fleet import Guard, Traffic
 from tacit.core.method import Method
 from tacit.core.payload import Payload, State
 from tacit.data.cohort import Federation
@@ -84,6 +86,7 @@ class FlowerFleet:
     count: Count = field(default_factory=Count)
     best_round: Callable[[], int] = lambda: 0  # whose private state nodes must keep
     select: str = "NDCG@10"  # the metric that every node must know
+    guard: Guard = field(default_factory=Guard)
 
     def __post_init__(self) -> None:
         self._ids: dict[str, int] = {}  # name -> node of the link
@@ -183,9 +186,12 @@ class FlowerFleet:
         if self.job.secure and (layout := Layout(self.method, like, self.method.downlink(server, ids[:1]))).length:
             uploads = self._sum(parts, layout, len(ids), round, traffic)
         else:
-            uploads = self._uploads(parts, like, round, traffic)
+            limits = None
+            if self.guard.bound:
+                limits = limits_of(self.method, server, ids, round, self.federation, self.guard.bound)
+            uploads = self._uploads(parts, like, round, traffic, limits)
         self._answered = set()
-        yield from uploads
+        yield from guarded_mean(uploads, self.method.downlink(server, ids[:1]), self.guard.robust)
         asked = {m.name: int(((ids >= m.clients.start) & (ids < m.clients.stop)).sum()) for m in self.members}
         if not self._enough(asked, self._answered):
             answered = sum(asked[name] for name in self._answered)
@@ -202,19 +208,26 @@ class FlowerFleet:
         came = sum(counts[name] for name in answered)
         return came > 0 and came >= self.terms.least * sum(counts.values())
 
-    def _uploads(self, parts: dict[int, Part], like: Payload, round: int, traffic: Traffic) -> Iterator[Payload]:
+    def _uploads(
+        self, parts: dict[int, Part], like: Payload, round: int, traffic: Traffic, limits: Mapping[str, float] | None
+    ) -> Iterator[Payload]:
         """Every node's uploads, as they come."""
         messages = {
             node: self._message("train", part.member, part.down.encode(), round=round) for node, part in parts.items()
         }
         for part, packet in self._replies(parts, messages, "trained", round, traffic):
             most = part.member.users if self.job.together else 1
+            sizes = torch.from_numpy(self.federation.sizes[part.down.ids.numpy()])
+            items, norm = self.federation.n_items, self.terms.max_norm
             try:
-                up = checked(packet.body, like, part.down, most, self.federation.n_items, self.terms.max_norm)
+                up = checked(packet.body, like, part.down, most, items, norm, sizes, self.method)
             except Refused as error:
                 self._refuse(part, round, error)
                 continue
             self._trained(part, packet, traffic)
+            if limits is not None:
+                up, norms = bounded(up, part.down, limits)
+                traffic.norms.append(norms)
             yield up
 
     def _sum(
