@@ -9,7 +9,7 @@ from tacit.core.payload import Each, Payload, Rows, State, stacked
 
 ROBUST = ("median", "trimmed")
 TRIM = 0.1  # of the clients, at either end
-CELLS = 1 << 24  # values sorted at a time
+CELLS = 1 << 22  # values sorted at a time
 
 
 def weighted_mean(
@@ -87,18 +87,18 @@ def robust_mean(up: Payload, down: Payload, kind: str) -> Payload:
         flat, step = value.flatten(1), max(1, CELLS // len(value))
         done = torch.zeros_like(base)
         for at in range(0, len(base), step):
-            change = flat[:, at : at + step].double() - base[at : at + step]
+            change = (flat[:, at : at + step].double() - base[at : at + step]).float().T.contiguous()  # (N, C)
             moved = change != 0 if alike else torch.ones_like(change, dtype=torch.bool)
-            done[at : at + step] = _agreed(change, moved, kind) * (weights @ moved.double()) / total
+            done[at : at + step] = _agreed(change, moved, kind) * (moved.double() @ weights) / total
         out[name] = Each((base + done).view(1, *value.shape[1:]))
     return Payload(torch.tensor([-1]), out)
 
 
 def _agreed(change: Tensor, moved: Tensor, kind: str) -> Tensor:
-    """(N,) the middle of each column of (C, N), over the cells that were moved."""
-    count = moved.sum(0)
-    ordered = change.masked_fill(~moved, torch.inf).sort(0).values
+    """(N,) the middle of each row of (N, C), over the cells that were moved."""
+    count = moved.sum(1, keepdim=True)
+    ordered = change.masked_fill_(~moved, torch.inf).sort(1).values
     ends = (count - 1).clamp(min=0) // 2 if kind == "median" else (TRIM * count).long()  # at either side
-    place = torch.arange(len(change))[:, None]
+    place = torch.arange(change.shape[1])
     kept = (place >= ends) & (place < count - ends)
-    return ordered.where(kept, 0).sum(0) / kept.sum(0).clamp(min=1)
+    return ordered.where(kept, 0).double().sum(1) / kept.sum(1).clamp(min=1)

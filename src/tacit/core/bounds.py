@@ -21,6 +21,7 @@ from tacit.data.interactions import Interactions
 from tacit.data.splits import split
 from tacit.errors import UserError
 
+TYPICAL = 100.0  # root mean square of a change, at most, where nobody says otherwise
 USUAL = "usual/"  # and a field's name: where the server's state keeps the median
 
 

@@ -5,13 +5,12 @@ import math
 import torch
 from torch import Tensor
 
-from tacit.core.bounds import made_up, made_up_upload, overweight
+from tacit.core.bounds import TYPICAL, made_up, made_up_upload, overweight
 from tacit.core.capabilities import Telling
 from tacit.core.fleet import Protection
 from tacit.core.method import Method
 from tacit.core.payload import BadPayload, Field, Payload, State, decode
 
-TYPICAL = 100.0  # root mean square of a change, at most, where nobody says otherwise
 ROOM = 64 << 10  # bytes of headers
 
 

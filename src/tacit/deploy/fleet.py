@@ -69,7 +69,7 @@ class Terms:
     deadline: float = 600.0  # seconds a round waits
     greeting: float = 60.0  # seconds a node that has come may take to say who it is
     least: float = 0.5  # share of the asked clients that must reply
-    max_norm: float = 0.0  # of a client's change; 0: `checks.TYPICAL` for each value
+    max_norm: float = 0.0  # of a client's change; 0: `bounds.TYPICAL` for each value
     most_users: int = 100_000  # that one node may announce
 
 

@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit import rng
+from tacit.core.bounds import TYPICAL
 from tacit.core.payload import Each, Field, Payload, Sparse
 
 Ints = NDArray[np.int64]
 POPULAR = 200  # items that the attackers tie the target to
+FAVOURITES = 50  # of them, that fake users have
 CELL = 1000.0  # what a cell holds where nothing bounds it
-LEAD = 3.0  # how far a target is to be beyond the popular items, in their own distance from the mean
+LEAD = 10.0  # how far a target is to be beyond the popular items, in their own distance from the mean
 
 
 def rare_item(counts: Ints, interactions: int, seed: int) -> int:
@@ -32,14 +34,10 @@ def attackers(clients: int, count: int, seed: int) -> Tensor:
 
 
 def histories(count: int, popular: Ints, target: int, length: int, seed: int) -> list[Ints]:
-    """Made-up histories: popular items in an order of their own for each, then the target, then a few more."""
-    out = []
-    pool = popular[popular != target]
-    for user in range(count):
-        items = rng.generator(seed, f"poison/history/{user}").permutation(pool)[: length - 1]
-        at = max(len(items) - 2, 0)
-        out.append(np.concatenate([items[:at], [target], items[at:]]))
-    return out
+    """Made-up histories: the most popular items in an order of their own for each, then the target."""
+    pool = popular[popular != target][:FAVOURITES]
+    orders = (rng.generator(seed, f"poison/history/{user}").permutation(pool) for user in range(count))
+    return [np.append(items[: length - 1], target) for items in orders]
 
 
 def poisoned(
@@ -49,7 +47,7 @@ def poisoned(
 
     `up` is what these clients trained. A table's row of the target goes towards where popular items differ from all,
     which is where users are. Of `share` attackers with this weight (C,) in a `total`, each goes as far as their part of
-    the mean needs, or as far as the `norm` lets it; 0: any. Of sums, the cells that say that the target follows
+    the mean needs, or as far as the `norm` lets it; 0: a server's. Of sums, the cells that say that the target follows
     popular items are filled, or any items.
     """
     fields: dict[str, Field] = {}
@@ -79,8 +77,8 @@ def _step(table: Tensor, popular: Ints, target: int, weight: Tensor, total: floa
     wanted = table.mean(0) + LEAD * ahead - table[target]
     size = total / (share * weight.clamp(min=1e-9))[:, None]  # (C, 1): the mean is to move by what is wanted
     step = wanted * size
-    length = step.norm(dim=1, keepdim=True)
-    return step * (norm / length.clamp(min=1e-12)).clamp(max=1) if norm else step
+    most = norm or TYPICAL * table.numel() ** 0.5
+    return step * (most / step.norm(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1)
 
 
 def _cells(name: str, field: Sparse, clients: int, popular: Ints, target: int, norm: float) -> Sparse:

@@ -47,7 +47,6 @@ DEFENCES = (
     Defence("announced"),
     Defence("bound 3", guard=Guard(bound=3.0)),
     Defence("trimmed", guard=Guard(robust="trimmed")),
-    Defence("median", guard=Guard(robust="median")),
 )
 
 
