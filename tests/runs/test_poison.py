@@ -52,7 +52,7 @@ def test_defences_that_a_method_cannot_have_are_not_played(plays):
 
 def test_what_cannot_be_poisoned_says_why(tmp_path):
     run("popularity", out=tmp_path / "run", data="demo", threads=1)
-    with pytest.raises(UserError, match="no single bare uploads|nothing that has a row"):
+    with pytest.raises(UserError, match="nothing that has a row"):
         list(poison([tmp_path / "run"]))
 
 

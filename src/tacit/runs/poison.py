@@ -99,7 +99,7 @@ class _Play:
         self.run, self.attack, self.defence = run, attack, defence
         real, seed = run.fleet.federation, run.config.seed
         counts = np.bincount(run.split.train.values, minlength=real.n_items)
-        self.popular = np.argsort(-counts, kind="stable")[:POPULAR]
+        self.popular = np.argsort(-counts, kind="stable")[: min(POPULAR, real.n_items // 8)]
         self.target, self.interactions = rare_item(counts, interactions, seed), interactions
         self.bad = attackers(real.n_clients, count, seed)
         fake = attack == "fake users"
