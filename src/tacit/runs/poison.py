@@ -81,8 +81,8 @@ def poison(folders: Iterable[Path], rounds: int = 5, start: str = "last", intera
             for attack in ATTACKS[1:] if count else ATTACKS[:1]:
                 for defence in defences[attack in ("none", "fake users") :]:  # which no check can tell from others
                     found.append(_Play(run, attack, count, defence, rounds, start, interactions).result())
+                    write_json(run.folder.path / FILE, {"plays": [dataclasses.asdict(one) for one in found]})
                     yield found[-1]
-        write_json(run.folder.path / FILE, {"plays": [dataclasses.asdict(one) for one in found]})
 
 
 def _fits(run: Run, defence: Defence) -> bool:
@@ -148,7 +148,7 @@ class _Play:
         limits = limits_of(method, server, ids, round, self.federation, bound) if bound else None
         for up in self._with_poison(uploads, server, spoiled):
             down, sizes = method.downlink(server, up.ids), self.sizes[up.ids]
-            if self.defence.announced and bool(torch.isin(up.ids, self.bad).any()):
+            if spoiled and self.defence.announced and bool(torch.isin(up.ids, self.bad).any()):
                 reason = overweight(up, like, sizes)
                 if not reason and isinstance(method, Telling):
                     reason = method.impossible(up, down, sizes, 1, n_items)
