@@ -78,7 +78,8 @@ def _step(table: Tensor, popular: Ints, target: int, weight: Tensor, total: floa
     size = total / (share * weight.clamp(min=1e-9))[:, None]  # (C, 1): the mean is to move by what is wanted
     step = wanted * size
     most = norm or TYPICAL * table.numel() ** 0.5
-    return step * (most / step.norm(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1)
+    length: Tensor = step.norm(dim=1, keepdim=True)
+    return step * (most / length.clamp(min=1e-12)).clamp(max=1)
 
 
 def _cells(name: str, field: Sparse, clients: int, popular: Ints, target: int, norm: float) -> Sparse:
