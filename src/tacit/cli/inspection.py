@@ -73,6 +73,7 @@ def audit(
         bool, typer.Option("--poison", help="play clients that push an item instead, with and without each defence")
     ] = False,
     interactions: Annotated[int, typer.Option("--target", min=1, help="interactions of the item they push")] = 6,
+    bound: Annotated[float, typer.Option("--bound", min=0.01, help="with --poison, the bound that is a defence")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="a line a run and protection")] = False,
 ) -> None:
     """Play the curious server, which infers from uploads who has which items, or with --poison malicious clients."""
@@ -80,7 +81,7 @@ def audit(
     from tacit.runs.files import to_json
 
     if poisoned:
-        _poison(folders, rounds, at, interactions, as_json)
+        _poison(folders, rounds, at, interactions, bound, as_json)
         return
     protections: list[dict[str, Any]] = [{"ldp": noise} for noise in ldp or []]
     protections += [{"secure": True}] * secure + [{"secure": True, "dp": noise} for noise in dp or []]
@@ -95,12 +96,12 @@ def audit(
             out.print(line)
 
 
-def _poison(folders: list[Path], rounds: int, at: str, interactions: int, as_json: bool) -> None:
+def _poison(folders: list[Path], rounds: int, at: str, interactions: int, bound: float, as_json: bool) -> None:
     from tacit.runs import poison, report
     from tacit.runs.files import to_json
 
     found = []
-    for one in poison.poison(folders, rounds, at, interactions):
+    for one in poison.poison(folders, rounds, at, interactions, bound):
         found.append(one)
         if as_json:
             print(to_json(dataclasses.asdict(one)), flush=True)

@@ -45,7 +45,6 @@ class Defence:
 DEFENCES = (
     Defence("none", announced=False),
     Defence("announced"),
-    Defence("bound 3", guard=Guard(bound=3.0)),
     Defence("trimmed", guard=Guard(robust="trimmed")),
 )
 
@@ -68,7 +67,9 @@ class Poisoning:
     refused: int  # uploads that never reached a sum
 
 
-def poison(folders: Iterable[Path], rounds: int = 5, start: str = "last", interactions: int = 6) -> Iterator[Poisoning]:
+def poison(
+    folders: Iterable[Path], rounds: int = 5, start: str = "last", interactions: int = 6, bound: float = 3.0
+) -> Iterator[Poisoning]:
     """Every attack by one client, by 1% and by a third of them, against every defence; kept in the run's folder too."""
     for folder in folders:
         run = reopen(folder)
@@ -76,7 +77,8 @@ def poison(folders: Iterable[Path], rounds: int = 5, start: str = "last", intera
             raise UserError(f"{folder} has no single bare uploads to poison; name a run without --secure and --ldp")
         everyone = run.fleet.federation.n_clients
         found = []
-        defences = [d for d in DEFENCES if _fits(run, d)]
+        clipping = Defence(f"bound {bound:g}", guard=Guard(bound=bound))
+        defences = [d for d in (*DEFENCES[:2], clipping, *DEFENCES[2:]) if _fits(run, d)]
         for count in sorted({0, 1, max(round(everyone / 100), 1), everyone // 3}):
             for attack in ATTACKS[1:] if count else ATTACKS[:1]:
                 for defence in defences[attack in ("none", "fake users") :]:  # which no check can tell from others
