@@ -4,7 +4,7 @@ import dataclasses
 import json
 import types
 import typing
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -76,6 +76,8 @@ class RunConfig(BaseModel):
     mapped: bool = False  # keep the clients' state in memory-mapped files
     secure: bool = False  # the server sees only sums of uploads
     dp: Dp | None = None  # noise on these sums
+    bound: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # of a client's change, in usual ones; 0: none
+    robust: Literal["", "median", "trimmed"] = ""  # in place of the mean of uploads
 
     # where it runs; the outcome does not depend on these
     threads: Annotated[int, Field(ge=0)] = 0  # 0: one per core
@@ -104,6 +106,11 @@ def config(**values: Any) -> RunConfig:
     made = made.model_copy(update={"select": str(select), "metrics": tuple(map(str, beside))})
     if made.ldp is not None:
         made.ldp.check()
+    if (made.bound or made.robust) and (made.secure or made.ldp is not None):
+        raise UserError(
+            "bound and robust look at single uploads as they were trained: with --secure the server sees none, and "
+            "--ldp clips them on the client; leave one or the other out"
+        )
     if made.dp is not None:
         made.dp.check(made.secure, made.ldp is not None)
     return made

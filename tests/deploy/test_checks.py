@@ -7,7 +7,9 @@ import torch
 
 from deploy.direct import federation_of, job_of
 from deploy.test_fleet import METHODS, distributed, same, simulated
-from tacit.core.fleet import Traffic
+from tacit.core.bounds import usual
+from tacit.core.fleet import Guard, SimulatedFleet, Traffic
+from tacit.core.method import Moment
 from tacit.core.payload import Each, Payload, Shared, Sparse, decode
 from tacit.data.cohort import Federation
 from tacit.data.splits import split
@@ -292,3 +294,68 @@ def test_a_bound_of_ones_own_and_cells_are_checked():
         with pytest.raises(Refused, match=why):
             checked(Payload(up.ids, {**up.fields, name: bad}).encode(), like, down, 1, data.n_items)
     assert len(good) <= most_bytes(like, 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "spoil", "why"),
+    [
+        ({}, {}, value("weight", lambda x: x * 1.5), "of a client that announced"),
+        ({"weighting": "uniform"}, {}, value("weight", lambda x: x * 2), "not 1"),
+        ({}, {"ldp": {"kind": "laplace", "scale": 0.01, "clip": 0.5}}, value("weight", lambda x: x * 2), "not 1"),
+    ],
+)
+def test_a_client_weighs_no_more_than_it_announced(tmp_path, caplog, settings, options, spoil, why):
+    data = few_users(24)
+    fleet, link = federation_of(tmp_path, data, job_of(data, "fedmf", METHODS["fedmf"] | settings, **options))
+    distributed(fleet, 1)
+    assert fleet.count.refused == 0
+    link.spoil = {"n1": spoil}
+    with caplog.at_level(logging.WARNING, "tacit.server"):
+        distributed(fleet, 2, first=2)
+    assert fleet.count.refused == 1
+    assert why in caplog.text
+
+
+def forged(up):
+    """A column for one item, as long as the client's own cells are."""
+    cells = up.fields["C"]
+    target = cells.index % cells.shape[1] == 3
+    return Payload(up.ids, {**up.fields, "C": Sparse(cells.client, cells.index, cells.value + target, cells.shape)})
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_cells_that_no_history_gives_never_reach_a_sum(tmp_path, together):
+    data = few_users(24)
+    fleet, link = federation_of(tmp_path, data, job_of(data, "tally", {}, together=together))
+    distributed(fleet, 1)
+    assert fleet.count.refused == 0
+    link.spoil = {"n1": changed(forged_often if together else forged)}
+    distributed(fleet, 1)
+    assert fleet.count.refused == 1
+
+
+def forged_often(up):
+    cells = up.fields["C"]
+    more = torch.where(cells.value == cells.value.max(), 9.0, cells.value)
+    return Payload(up.ids, {**up.fields, "C": Sparse(cells.client, cells.index, more, cells.shape)})
+
+
+def test_a_server_over_nodes_bounds_changes_as_the_simulation_does(tmp_path):
+    data = few_users(24)
+    fleet, link = federation_of(tmp_path, data, job_of(data, "fedmf", METHODS["fedmf"]))
+    method, guard = fleet.method, Guard(bound=0.7)
+    here = SimulatedFleet(method, Federation.of_users(split(data, "strict")), threads=1, guard=guard)
+    fleet.guard = guard
+    states = []
+    for some in (fleet, here):
+        server = method.init_server(some.federation)
+        for round in (1, 2):
+            traffic = Traffic()
+            uploads = some.train(server, torch.arange(24), round, traffic)
+            server = method.aggregate(server, uploads, Moment(round, 0)) | usual(traffic.norms)
+        states.append(server)
+    same(*states)
+    link.spoil = {"n1": value("items", lambda x: x + 5)}
+    before = states[0]["items"]
+    moved = distributed(fleet, 3, first=3, server=states[0])["items"]
+    assert float((moved - before).norm(dim=1).max()) <= 0.7 * float(states[0]["usual/items"]) * (1 + 1e-4)

@@ -69,12 +69,20 @@ def audit(
     clients: Annotated[int, typer.Option("--clients", min=0, help="clients to attack; 0: all")] = 100,
     k: Annotated[int, typer.Option("-k", min=1, help="items that an attack may name")] = 10,
     at: Annotated[str, typer.Option("--at", help="from where a run is continued: last, best or start")] = "last",
+    poisoned: Annotated[
+        bool, typer.Option("--poison", help="play clients that push an item instead, with and without each defence")
+    ] = False,
+    interactions: Annotated[int, typer.Option("--target", min=1, help="interactions of the item they push")] = 6,
+    bound: Annotated[float, typer.Option("--bound", min=0.01, help="with --poison, the bound that is a defence")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="a line a run and protection")] = False,
 ) -> None:
-    """Play the curious server: infer from a run's uploads which items its clients interacted with."""
+    """Play the curious server, which infers from uploads who has which items, or with --poison malicious clients."""
     from tacit.runs import audit, report
     from tacit.runs.files import to_json
 
+    if poisoned:
+        _poison(folders, rounds, at, interactions, bound, as_json)
+        return
     protections: list[dict[str, Any]] = [{"ldp": noise} for noise in ldp or []]
     protections += [{"secure": True}] * secure + [{"secure": True, "dp": noise} for noise in dp or []]
     found = []
@@ -85,6 +93,21 @@ def audit(
     if not as_json:
         out.print(report.audits(found))
         for line in report.audit_remarks(found):
+            out.print(line)
+
+
+def _poison(folders: list[Path], rounds: int, at: str, interactions: int, bound: float, as_json: bool) -> None:
+    from tacit.runs import poison, report
+    from tacit.runs.files import to_json
+
+    found = []
+    for one in poison.poison(folders, rounds, at, interactions, bound):
+        found.append(one)
+        if as_json:
+            print(to_json(dataclasses.asdict(one)), flush=True)
+    if not as_json:
+        out.print(report.poisonings(found))
+        for line in report.poison_remarks(found):
             out.print(line)
 
 

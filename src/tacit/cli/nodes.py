@@ -41,6 +41,8 @@ def server(
     plug: o.Plug = None,
     ldp: o.Noise = None,
     secure: o.Secure = False,
+    bound: o.Bound = 0,
+    robust: o.Robust = "",
     together: Annotated[bool, typer.Option("--together", help="a client is a node, not each of its users")] = False,
     select: o.Select = "NDCG@10",
     evaluate_every: o.Every = 1,
@@ -70,6 +72,8 @@ def server(
         patience=patience,
         ldp=ldp,
         secure=secure,
+        bound=bound,
+        robust=robust,
     )
     with stopping(f"start it again to resume {folder}"):
         summary = commands.server(

@@ -40,6 +40,10 @@ Central = Annotated[
     ),
 ]
 Secure = Annotated[bool, typer.Option("--secure", help="the server sees only sums of uploads (secure aggregation)")]
+Bound = Annotated[
+    float, typer.Option("--bound", min=0, help="clip a client's change to so many times the usual one, as in 3; 0: not")
+]
+Robust = Annotated[str, typer.Option("--robust", help="median or trimmed, in place of the mean of uploads")]
 Sanity = Annotated[bool, typer.Option("--sanity/--no-sanity", help="popularity, EASE, oracle")]
 AsJson = Annotated[bool, typer.Option("--json", help="print the summary as the last line")]
 Deadline = Annotated[float, typer.Option("--deadline", min=0.1, help="seconds a round waits for replies")]

@@ -36,6 +36,8 @@ def run(
     secure: o.Secure = False,
     dp: o.Central = None,
     ldp: o.Noise = None,
+    bound: o.Bound = 0,
+    robust: o.Robust = "",
     folder: Annotated[Path | None, typer.Option("--out", help="the run's folder")] = None,
     sanity_rows: o.Sanity = True,
     diagnosed: Annotated[bool, typer.Option("--diagnose", help="record `tacit diagnose` of every validation")] = False,
@@ -66,6 +68,8 @@ def run(
         secure=secure,
         dp=dp,
         ldp=ldp,
+        bound=bound,
+        robust=robust,
     )
     with downloading() as progress:
         started = start(asked, folder, progress)

@@ -1,11 +1,15 @@
 """Means over uploads that arrive chunk by chunk: nothing larger than the result is kept."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
-from tacit.core.payload import Each, Payload, Rows, State
+from tacit.core.payload import Each, Payload, Rows, State, stacked
+
+ROBUST = ("median", "trimmed")
+TRIM = 0.1  # of the clients, at either end
+CELLS = 1 << 22  # values sorted at a time
 
 
 def weighted_mean(
@@ -56,3 +60,45 @@ def folded(up: Payload) -> Payload:
         return up
     mean = weighted_mean([up], *fields, dtype=torch.float64)
     return Payload(torch.tensor([-1]), {n: Each(x[None]) for n, x in mean.items()} | {"weight": Each(total, False)})
+
+
+def guarded_mean(uplinks: Iterator[Payload], down: Payload, kind: str) -> Iterator[Payload]:
+    """The uploads as they are, or where a `kind` is asked for one that stands for all of them: their robust mean."""
+    if not kind:
+        yield from uplinks
+    elif parts := list(uplinks):
+        yield robust_mean(stacked(parts), down, kind)
+
+
+def robust_mean(up: Payload, down: Payload, kind: str) -> Payload:
+    """One upload for all clients: of every coordinate's change the median, or the mean without the ends.
+
+    Who left a coordinate as it was sent has no say in it: nearly all clients leave nearly all rows of a table, and
+    a median over everybody would never move them. What the others agree on counts by their share of the weight, which
+    is what it has in a mean.
+    """
+    weights = up["weight"].double()
+    total = weights.sum(0, keepdim=True)
+    out = {"weight": Each(total, False)}
+    for name in up.fields.keys() - {"weight"}:
+        value, sent = up[name], down.fields.get(name)
+        alike = sent is not None and sent.alike and sent.one_shape == value.shape[1:]
+        base = sent.dense().double().flatten() if sent is not None and alike else torch.zeros(value[0].numel()).double()
+        flat, step = value.flatten(1), max(1, CELLS // len(value))
+        done = torch.zeros_like(base)
+        for at in range(0, len(base), step):
+            change = (flat[:, at : at + step].double() - base[at : at + step]).float().T.contiguous()  # (N, C)
+            moved = change != 0 if alike else torch.ones_like(change, dtype=torch.bool)
+            done[at : at + step] = _agreed(change, moved, kind) * (moved.double() @ weights) / total
+        out[name] = Each((base + done).view(1, *value.shape[1:]))
+    return Payload(torch.tensor([-1]), out)
+
+
+def _agreed(change: Tensor, moved: Tensor, kind: str) -> Tensor:
+    """(N,) the middle of each row of (N, C), over the cells that were moved."""
+    count = moved.sum(1, keepdim=True)
+    ordered = change.masked_fill_(~moved, torch.inf).sort(1).values
+    ends = (count - 1).clamp(min=0) // 2 if kind == "median" else (TRIM * count).long()  # at either side
+    place = torch.arange(change.shape[1])
+    kept = (place >= ends) & (place < count - ends)
+    return ordered.where(kept, 0).double().sum(1) / kept.sum(1).clamp(min=1)

@@ -74,6 +74,14 @@ class Revisable(Protocol):
         """The server's state after one user's sequence becomes another; empty: was not there, or goes."""
 
 
+@runtime_checkable
+class Telling(Protocol):
+    """Knows what histories can send."""
+
+    def impossible(self, up: Payload, down: Payload, sizes: Tensor, users: int, n_items: int) -> str:
+        """Why no clients of at most so many users with `sizes` (C,) interactions send this; empty: they may."""
+
+
 def refined(cls: type[Method], settings: Mapping[str, Any]) -> type[Method]:
     """The class that carries out these settings."""
     return cls.refined(settings) if isinstance(cls, Refined) else cls

@@ -2,7 +2,7 @@
 
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tacit.core.aggregate import folded
+from tacit.core.aggregate import folded, guarded_mean
+from tacit.core.bounds import bounded, limits_of
 from tacit.core.local import local_round
 from tacit.core.method import Method
 from tacit.core.payload import Payload, State
@@ -33,6 +34,7 @@ class Traffic:
     clients: int = 0
     losses: list[float] = field(default_factory=list)
     weights: list[int] = field(default_factory=list)
+    norms: list[State] = field(default_factory=list)  # (C,) of changes by field, where they are bounded
 
     @property
     def loss(self) -> float:
@@ -57,8 +59,17 @@ class Fleet(Protocol):
 
 
 Sent: TypeAlias = Callable[[Tensor], Payload]  # what the server sent to these clients
-Task: TypeAlias = tuple[int, Tensor, Payload]  # a round, the clients of a chunk and what the server sent to them
-Done: TypeAlias = tuple[Payload, int, Tensor]  # their upload, its bytes and their losses (C,)
+# a round, the clients of a chunk, what the server sent to them, and the limits of their changes where there are any
+Task: TypeAlias = tuple[int, Tensor, Payload, Mapping[str, float] | None]
+Done: TypeAlias = tuple[Payload, int, Tensor, State]  # their upload, its bytes, their losses (C,), norms by field
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What a server that sees single uploads does against a few bad ones."""
+
+    bound: float = 0.0  # a client's change at most so many times the usual one; 0: any
+    robust: str = ""  # what stands for the mean; empty: the mean
 
 
 class SimulatedFleet:
@@ -74,12 +85,14 @@ class SimulatedFleet:
         store: ClientStore | None = None,
         protection: Protection | None = None,
         sums: bool = False,
+        guard: Guard = Guard(),
     ) -> None:
         """With `sums` the workers fold the uploads of a chunk into one, for a server that needs no single ones."""
         self.method = method
         self.federation = federation
         self.protection = protection
-        self.sums = sums and not method.individual
+        self.guard = guard
+        self.sums = sums and not method.individual and not guard.robust
         self.chunk = chunk
         self.threads = threads or os.cpu_count() or 1
         self.store = ClientStore(method, federation, folder) if store is None else store
@@ -99,23 +112,36 @@ class SimulatedFleet:
     def train(self, server: State, ids: Tensor, round: int, traffic: Traffic) -> Iterator[Payload]:
         """Train these clients for a round and yield their uploads in the order of the chunks."""
         self.muster()
-        return self._train(lambda chunk: self.method.downlink(server, chunk), ids, round, traffic, self._crew)
+        limits = None
+        if self.guard.bound and len(ids):
+            limits = limits_of(self.method, server, ids, round, self.federation, self.guard.bound)
+        uploads = self._train(
+            lambda chunk: self.method.downlink(server, chunk), ids, round, traffic, self._crew, limits
+        )
+        return guarded_mean(uploads, self.method.downlink(server, ids[:1]), self.guard.robust)
 
     def train_on(self, sent: Sent, ids: Tensor, round: int, traffic: Traffic) -> Iterator[Payload]:
         """The same where only what was sent to the clients is known, as on a node, which has other threads."""
         return self._train(sent, ids, round, traffic, None)
 
     def _train(
-        self, sent: Sent, ids: Tensor, round: int, traffic: Traffic, crew: Crew[Task, Done] | None
+        self,
+        sent: Sent,
+        ids: Tensor,
+        round: int,
+        traffic: Traffic,
+        crew: Crew[Task, Done] | None,
+        limits: Mapping[str, float] | None = None,
     ) -> Iterator[Payload]:
         def tasks() -> Iterator[Task]:
             for chunk in self.chunks(ids):
                 down = sent(chunk)
                 traffic.bytes_down += down.nbytes()
-                yield round, chunk, down
+                yield round, chunk, down, limits
 
         done = crew.each(tasks()) if crew and not crew.busy else threaded(self._work, tasks(), self.threads)
-        for up, size, loss in done:
+        for up, size, loss, norms in done:
+            traffic.norms += [norms] if norms else []
             traffic.bytes_up += size
             traffic.clients += len(loss)
             traffic.losses.append(float(loss.mean()))
@@ -124,13 +150,14 @@ class SimulatedFleet:
 
     def _work(self, task: Task) -> Done:
         """Train the clients of a chunk."""
-        round, ids, down = task
+        round, ids, down, limits = task
         data = self.method.data(self.federation, ids, round)
         kept, up, loss = local_round(self.method, self.store.read(data, training=True), down, data)
         self.store.write(data, kept)
         if self.protection is not None:
             up = self.protection(up, down, self.federation.seed, round)
-        return folded(up) if self.sums else up, up.nbytes(), loss
+        up, norms = (up, {}) if limits is None else bounded(up, down, limits)
+        return folded(up) if self.sums else up, up.nbytes(), loss, norms
 
     def scores(self, server: State, part: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (users (n,), logits (n, M)) for every user, as its client would compute them."""

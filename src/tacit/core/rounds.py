@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tacit import rng
+from tacit.core.bounds import usual
 from tacit.core.capabilities import Budgeted
 from tacit.core.fleet import Fleet, Traffic
 from tacit.core.method import Method, Moment
@@ -98,6 +99,7 @@ def federate(
         if progress.trained is None:
             uploads = fleet.train(progress.server, ids, round, traffic)
             progress.server = method.aggregate(progress.server, uploads, Moment(round, plan.seed))
+            progress.server = progress.server | usual(traffic.norms)
             loss = None if math.isnan(traffic.loss) else traffic.loss
             moved = traffic.bytes_up, traffic.bytes_down, traffic.clients
             progress.trained = RoundRecord(round, 0.0, loss, None, *moved)

@@ -2,19 +2,15 @@
 
 import math
 
-import numpy as np
 import torch
+from torch import Tensor
 
+from tacit.core.bounds import TYPICAL, made_up, made_up_upload, overweight
+from tacit.core.capabilities import Telling
 from tacit.core.fleet import Protection
-from tacit.core.local import local_round
 from tacit.core.method import Method
 from tacit.core.payload import BadPayload, Field, Payload, State, decode
-from tacit.core.store import ClientStore
-from tacit.data.cohort import Federation
-from tacit.data.interactions import Interactions
-from tacit.data.splits import split
 
-TYPICAL = 100.0  # root mean square of a change, at most, where nobody says otherwise
 ROOM = 64 << 10  # bytes of headers
 
 
@@ -22,22 +18,11 @@ class Refused(ValueError):
     """An upload that is not used, and why."""
 
 
-def made_up(n_items: int) -> Federation:
-    """One client of one user with one interaction: enough to try things on where there are no data."""
-    first = np.zeros(1, dtype=np.int64)
-    items = np.array([str(i) for i in range(n_items)], dtype=np.str_)
-    return Federation.of_users(split(Interactions("made up", first, first, None, np.array(["0"]), items), "strict"))
-
-
 def template(
     method: Method, server: State, client: int, round: int, n_items: int, protection: Protection | None = None
 ) -> Payload:
     """What an upload of one client looks like: the method's own, from a made-up client."""
-    federation = made_up(n_items)
-    ids = torch.zeros(1, dtype=torch.long)
-    down = method.downlink(server, torch.tensor([client]))
-    data = method.data(federation, ids, round)
-    up = local_round(method, ClientStore(method, federation).read(data, training=True), down, data)[1]
+    down, up = made_up_upload(method, server, client, round, made_up(n_items))
     return protection(up, down, 0, round) if protection else up
 
 
@@ -46,11 +31,22 @@ def most_bytes(like: Payload, clients: int) -> int:
     return ROOM + clients * 8 + sum(field.most_bytes(clients) for field in like.fields.values())
 
 
-def checked(blob: bytes, like: Payload, down: Payload, users: int, n_items: int, max_norm: float = 0.0) -> Payload:
-    """The upload of the clients that `down` went to; raises Refused with the reason.
+def checked(
+    blob: bytes,
+    like: Payload,
+    down: Payload,
+    users: int,
+    n_items: int,
+    max_norm: float = 0.0,
+    sizes: Tensor | None = None,
+    method: Method | None = None,
+) -> Payload:
+    """The upload of the clients that `down` went to, in their order; raises Refused with the reason.
 
     `users` is the most users a client has. `max_norm` bounds the norm of a client's change in every field against
-    what it was sent, or of the field itself where nothing of that name was sent; 0: `TYPICAL` for each value.
+    what it was sent, or of the field itself where nothing of that name was sent; 0: `TYPICAL` for each value. `sizes`
+    (C,) are the interactions that the clients announced: nobody weighs more, and where the `method` can tell, nobody
+    sends what no history of that length gives.
     """
     try:
         up = decode(blob, most_bytes(like, len(down.ids)), like.kinds())
@@ -59,10 +55,18 @@ def checked(blob: bytes, like: Payload, down: Payload, users: int, n_items: int,
     if sorted(up.ids.tolist()) != sorted(down.ids.tolist()):
         raise Refused("it is not from the clients that were asked")
     order = {client: place for place, client in enumerate(down.ids.tolist())}
-    sent = down.only(torch.tensor([order[client] for client in up.ids.tolist()], dtype=torch.long))
     for name, field in up.fields.items():
         _check_form(name, field, like.fields[name])
-        _check_values(name, field, sent.fields.get(name), len(up.ids), max_norm, float(users * n_items))
+    if up.ids.tolist() != down.ids.tolist():
+        up = up.only(torch.tensor([order[client] for client in up.ids.tolist()], dtype=torch.long).argsort())
+    for name, field in up.fields.items():
+        _check_values(name, field, down.fields.get(name), len(up.ids), max_norm, float(users * n_items))
+    if sizes is not None:
+        reason = overweight(up, like, sizes)
+        if not reason and isinstance(method, Telling):
+            reason = method.impossible(up, down, sizes, users, n_items)
+        if reason:
+            raise Refused(reason)
     return up
 
 

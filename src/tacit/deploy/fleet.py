@@ -11,8 +11,10 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from tacit.core.aggregate import guarded_mean
+from tacit.core.bounds import bounded, limits_of
 from tacit.core.capabilities import groups
-from tacit.core.fleet import Traffic
+from tacit.core.fleet import Guard, Traffic
 from tacit.core.method import Method
 from tacit.core.payload import Payload, State
 from tacit.data.cohort import Federation
@@ -68,7 +70,7 @@ class Terms:
     deadline: float = 600.0  # seconds a round waits
     greeting: float = 60.0  # seconds a node that has come may take to say who it is
     least: float = 0.5  # share of the asked clients that must reply
-    max_norm: float = 0.0  # of a client's change; 0: `checks.TYPICAL` for each value
+    max_norm: float = 0.0  # of a client's change; 0: `bounds.TYPICAL` for each value
     most_users: int = 100_000  # that one node may announce
 
 
@@ -86,6 +88,7 @@ class FlowerFleet:
     best_round: Callable[[], int] = lambda: 0  # whose private state nodes must keep
     select: str = "NDCG@10"  # the metric that every node must know
     asking: Callable[[int], None] = lambda round: None  # told before clients are asked to train in a round
+    guard: Guard = field(default_factory=Guard)
 
     def __post_init__(self) -> None:
         self._ids: dict[str, int] = {}  # name -> node of the link
@@ -186,10 +189,13 @@ class FlowerFleet:
         if self.job.secure and (layout := Layout(self.method, like, self.method.downlink(server, ids[:1]))).length:
             uploads = self._sum(parts, layout, len(ids), round, traffic)
         else:
-            uploads = self._uploads(parts, like, round, traffic)
+            limits = None
+            if self.guard.bound:
+                limits = limits_of(self.method, server, ids, round, self.federation, self.guard.bound)
+            uploads = self._uploads(parts, like, round, traffic, limits)
         self._answered, self._spent = set(), set()
         self.asking(round)
-        yield from uploads
+        yield from guarded_mean(uploads, self.method.downlink(server, ids[:1]), self.guard.robust)
         if self.job.secure and self._spent and not self._answered:
             return
         asked = {m.name: int(((ids >= m.clients.start) & (ids < m.clients.stop)).sum()) for m in self.members}
@@ -208,19 +214,26 @@ class FlowerFleet:
         came = sum(counts[name] for name in answered)
         return came > 0 and came >= self.terms.least * sum(counts.values())
 
-    def _uploads(self, parts: dict[int, Part], like: Payload, round: int, traffic: Traffic) -> Iterator[Payload]:
+    def _uploads(
+        self, parts: dict[int, Part], like: Payload, round: int, traffic: Traffic, limits: Mapping[str, float] | None
+    ) -> Iterator[Payload]:
         """Every node's uploads, as they come."""
         messages = {
             node: self._message("train", part.member, part.down.encode(), round=round) for node, part in parts.items()
         }
         for part, packet in self._replies(parts, messages, "trained", round, traffic):
             most = part.member.users if self.job.together else 1
+            sizes = torch.from_numpy(self.federation.sizes[part.down.ids.numpy()])
+            items, norm = self.federation.n_items, self.terms.max_norm
             try:
-                up = checked(packet.body, like, part.down, most, self.federation.n_items, self.terms.max_norm)
+                up = checked(packet.body, like, part.down, most, items, norm, sizes, self.method)
             except Refused as error:
                 self._refuse(part, round, error)
                 continue
             self._trained(part, packet, traffic)
+            if limits is not None:
+                up, norms = bounded(up, part.down, limits)
+                traffic.norms.append(norms)
             yield up
 
     def _sum(

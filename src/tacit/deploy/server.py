@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import cast
 
 from tacit.config import RunConfig
+from tacit.core.bounds import made_up
+from tacit.core.fleet import Guard
 from tacit.core.payload import State
 from tacit.core.rounds import Progress, RoundRecord, chosen, federate, participation, sample
-from tacit.deploy.checks import made_up
 from tacit.deploy.fleet import FlowerFleet, Grown, Link, Terms, TooFew
 from tacit.deploy.job import Catalogue, Job, catalogue
 from tacit.deploy.members import Member
@@ -97,6 +98,7 @@ def _run(asked: Asked, folder: RunFolder, job: Job, link: Link, watch: Watch | N
     method = job.build((job.method,))
     fleet = FlowerFleet(link, job, method, asked.terms, _members(folder), lambda found: _write(folder, found))
     fleet.select = asked.config.select
+    fleet.guard = Guard(asked.config.bound, asked.config.robust)
     if not fleet.gather(asked.nodes, asked.wait):
         raise UserError(f"fewer than {asked.nodes} nodes after {asked.wait:.0f} s; start them and try again")
     plan = plan_of(asked.config, method)

@@ -30,6 +30,7 @@ from tacit.methods.history_sums import (
 )
 from tacit.methods.ridge import ease_solution, factor_of, solved
 from tacit.methods.ridge_revision import factored, revised, scale_of, sparse_matrix
+from tacit.methods.tally_limits import beyond, not_a_history
 from tacit.methods.tally_sums import Sums
 from tacit.privacy.gaussian import add_noise, gaussian_epsilon
 
@@ -145,6 +146,13 @@ class Tally(ClosedForm):
             )
         chosen = down["inputs"].numpy() if self.inputs else None
         return Payload(data.ids, self.cells(sequences, client, n_items, many, chosen))
+
+    def impossible(self, up: Payload, down: Payload, sizes: Tensor, users: int, n_items: int) -> str:
+        """Why no clients of at most so many users with `sizes` (C,) interactions send this; empty: they may."""
+        if reason := beyond(self._sums, up, sizes, users):
+            return reason
+        whole = users == 1 and 1 in self.windows and "C" in up and not self.inputs and not self.clip
+        return not_a_history(self._sums, up, sizes, n_items) if whole else ""
 
     def footprint(self, size: int, n_items: int) -> int:
         """Cells of the three sums; a cell is in memory about as long and as often as a fourth of a table's row."""

@@ -14,6 +14,7 @@ from tacit.core.capabilities import Fitting
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Method
 from tacit.core.rounds import Plan, participation, participation_of, sample
+from tacit.core.trained import Trained
 from tacit.data.cohort import Federation
 from tacit.data.downloads import Progress as DownloadProgress
 from tacit.data.ragged import Ragged
@@ -34,6 +35,11 @@ def method_of(asked: RunConfig) -> Method:
     method = build(find(asked.method), asked.settings)
     if asked.secure:
         check_sum(method)
+    if asked.robust and (method.individual or not isinstance(method, Trained)):
+        reason = method.individual or "its uploads are added up"
+        raise UserError(
+            f"{method.name} takes no mean that a {asked.robust} one could stand for ({reason}); leave it out"
+        )
     return method
 
 

@@ -82,7 +82,7 @@ def _under(run: Run, options: dict[str, Any], ids: Tensor, rounds: int, k: int, 
     bare: dict[str, Any] = {"ldp": None, "secure": False, "dp": None}
     asked = config(**run.config.model_dump() | (bare | options if options else {}))
     federation = run.fleet.federation
-    server, after = _state(run, start)
+    server, after = start_of(run, start)
     found = Audit(asked.method, asked.data, described(asked), None, after, 0, len(ids), k)
     try:
         if asked.secure:
@@ -167,7 +167,7 @@ class _Seen:
         return Clues(*(torch.cat(column)[order] for column in zip(*parts, strict=True)))
 
 
-def _state(run: Run, start: str) -> tuple[State, int]:
+def start_of(run: Run, start: str) -> tuple[State, int]:
     """The server's state and the rounds behind it; the clients' is in the run's fleet."""
     federation = run.fleet.federation
     if start == "start" or isinstance(run.method, ClosedForm):  # which has its uploads in the first rounds alone

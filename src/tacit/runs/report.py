@@ -14,6 +14,7 @@ from tacit.runs.audit import POPULARITY, Audit
 from tacit.runs.compare import Row
 from tacit.runs.diagnose import RANKED, Clusters, Diagnosis, Line
 from tacit.runs.experiments import Cell, Experiment, headings, table_rows
+from tacit.runs.poison import Poisoning
 from tacit.runs.run import Recommendation, Summary
 from tacit.runs.skew_study import Group, apart, every
 
@@ -270,6 +271,32 @@ def audit_remarks(found: Sequence[Audit]) -> list[str]:
             "Under a secure sum the server has one upload for all: the attack is on the sum, the same for everybody."
         )
     return out + list(dict.fromkeys(f"{a.method}, {a.protection}: {a.refused}." for a in found if a.refused))
+
+
+def poisonings(found: Sequence[Poisoning]) -> Table:
+    """ER@10 and the honest users' NDCG@10, a row an attack and a column a defence."""
+    table = _table("a rare item pushed into everybody's first ten: ER@10 and honest users' NDCG@10", narrow=True)
+    defences = list(dict.fromkeys(p.defence for p in found))
+    for heading in ("method", "attackers", "attack"):
+        table.add_column(heading, no_wrap=True)
+    for name in defences:
+        table.add_column(name, justify="right", no_wrap=True)
+    cells: dict[tuple[str, int, str], dict[str, str]] = {}
+    for p in found:
+        cells.setdefault((p.method, p.attackers, p.attack), {})[p.defence] = f"{p.exposure:.1%}  {p.ndcg:.4f}"
+    for (method, count, attack), row in cells.items():
+        table.add_row(method, f"{count:,}" if count else "", attack, *(row.get(name, "") for name in defences))
+    return table
+
+
+def poison_remarks(found: Sequence[Poisoning]) -> list[str]:
+    """What the numbers are."""
+    p = found[-1]
+    return [
+        f"The target has {p.interactions} interactions; {p.clients:,} clients take part. ER@10: share of the honest "
+        "users without it in whose first ten it is. Boosted: as far as a server's checks allow. Honest norm: no longer "
+        "than the upload of an honest client. Fake users: made-up histories, trained on as honest ones are."
+    ]
 
 
 def recommendations(user: str, recent: Sequence[str], found: Sequence[Recommendation]) -> Table:

@@ -12,7 +12,7 @@ import torch
 
 from tacit.config import RunConfig, config, rebuild
 from tacit.core.capabilities import Trimming, groups
-from tacit.core.fleet import SimulatedFleet
+from tacit.core.fleet import Guard, SimulatedFleet
 from tacit.core.local import local_round
 from tacit.core.method import Method
 from tacit.core.payload import State
@@ -327,5 +327,6 @@ def _run(
         store=client_store(asked, method, federation, folder),
         protection=mechanism,
         sums=not asked.secure,
+        guard=Guard(asked.bound, asked.robust),
     )
     return Run(asked, method, federation.split, fleet, plan_of(asked, method), folder, mechanism)
