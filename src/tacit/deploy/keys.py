@@ -6,6 +6,7 @@ DIR/nodes/NAME/             for a node: ca.crt and node.key
 """
 
 import ipaddress
+import logging
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,6 +25,7 @@ except ImportError as error:
     ) from error
 
 YEARS = 5
+SOON = 30  # days before the end of a certificate from which on it is warned of
 _DAY = timedelta(days=1)
 
 
@@ -45,6 +47,7 @@ def _make(folder: Path, hosts: list[str], nodes: list[str]) -> list[Path]:
         key = ec.generate_private_key(ec.SECP384R1())
         made += [_private(folder / "ca.key", key), _public(folder / "ca.crt", _pem(_authority(key)))]
     if hosts:
+        hosts = list(dict.fromkeys([*_hosts(folder / "server" / "server.crt"), *hosts]))
         authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
         signing = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
         assert isinstance(signing, ec.EllipticCurvePrivateKey)
@@ -64,6 +67,30 @@ def _make(folder: Path, hosts: list[str], nodes: list[str]) -> list[Path]:
             _public(folder / "server" / "nodes" / f"{name}.pub", _ssh(key.public_key())),
         ]
     return made
+
+
+def _hosts(path: Path) -> list[str]:
+    """The hosts that a certificate already names: nodes that know the server by one of them must find it again."""
+    if not path.exists():
+        return []
+    found = x509.load_pem_x509_certificate(path.read_bytes()).extensions
+    names = found.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [str(name.value) for name in names]
+
+
+def warn(path: Path, log: logging.Logger) -> int | None:
+    """Days until a certificate ends, with a line in the log where they are few; None where it cannot be read."""
+    try:
+        ends = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    except (OSError, ValueError):
+        return None
+    days = (ends - datetime.now(UTC)).days
+    if days < SOON:
+        what = "has ended" if days < 0 else f"ends in {days} days"
+        log.warning(
+            "the certificate %s %s, on %s; make another: docs/deploy.md, rotating keys", path, what, ends.date()
+        )
+    return days
 
 
 def allowed(folder: Path) -> dict[str, bytes]:

@@ -23,6 +23,7 @@ from tacit.core.payload import BadPayload, Payload, decode, stacked
 from tacit.core.store import ClientStore
 from tacit.core.trained import Trained
 from tacit.data.interactions import Interactions
+from tacit.deploy import forget
 from tacit.deploy.job import Job
 from tacit.deploy.shard import Shard, known, roster, shard
 from tacit.deploy.vault import Vault, write
@@ -158,7 +159,7 @@ class Node:
         secure: bool = False,
     ) -> None:
         """With `secure` the node takes part in secure sums alone."""
-        self.data = data
+        self._all = data
         self.secure = secure
         self.vault = Vault(folder)
         self.threads = threads
@@ -171,6 +172,14 @@ class Node:
         self.name: str = name or known_as or f"node-{secrets.token_hex(6)}"
         if known_as != self.name:
             self.vault.write_json("node.json", {"name": self.name})
+        self._remember()
+
+    def _remember(self) -> None:
+        """Leave out, on disk and in memory, who was forgotten since the last message."""
+        self._forgotten = forget.stamp(self.vault.path)
+        forget.clear(self.vault)
+        self.data = forget.without(self._all, self.vault)
+        self.work = None
 
     def answer(self, blob: bytes) -> bytes:
         """A reply to any message. What went wrong is told in this node's log; the server learns its name alone."""
@@ -178,6 +187,8 @@ class Node:
         try:
             asked = unpack(blob)
             log.info("asked: %s, round %s", asked.kind, asked.head.get("round", "-"))
+            if forget.stamp(self.vault.path) != self._forgotten:
+                self._remember()
             reply = {
                 "hello": self._hello,
                 "invite": self._sum,
@@ -202,6 +213,8 @@ class Node:
             return Packet("here", {"version": VERSION})
         job = Job.load(asked.body)
         self._permits(job)
+        if why := asked.head.get("waits"):
+            log.warning("the server asks this node for nothing: %s", ascii(why)[:300].strip("'"))
         work = self.work
         if work is None or work.job.id != job.id:
             work = Work(job, self.data, self.vault, self.threads, self.allow)
@@ -344,6 +357,7 @@ def recommend(
     model; nothing of that is sent or kept.
     """
     vault = Vault(folder)
+    data = forget.without(data, vault)
     work = _reopen(vault, served(vault), data, 0, allow)
     model = _model(vault, work.job.id)
     if work.place is None or model is None:
