@@ -41,7 +41,7 @@ def server(
     keys_folder: Path | None,
     insecure: bool,
     *,
-    pages: tuple[str, int],
+    pages: tuple[str, int] = ("127.0.0.1", 0),
     terms: dict[str, Any],
     **options: Any,
 ) -> Summary:

@@ -70,15 +70,16 @@ class FleetOnly:
 
     def _noting(self, scope: Scope, send: Send) -> Send:
         async def noted(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start" and message["status"] in (401, 403):
-                self._reject((scope.get("client") or ("?",))[0], scope["path"])
+            refused = message["type"] == "http.response.start" and message["status"] >= 400
+            if refused and scope["path"].endswith("activate-node"):
+                self._reject((scope.get("client") or ("?",))[0])
             await send(message)
 
         return noted
 
-    def _reject(self, address: str, path: str) -> None:
+    def _reject(self, address: str) -> None:
         if address not in self.rejected:
-            log.warning("%s is rejected: its key is not known here, or not let in now (%s)", address, path)
+            log.warning("%s is rejected: its key is not known here, or the node is there already", address)
             if len(self.rejected) >= MOST_ADDRESSES:
                 self.rejected.pop(next(iter(self.rejected)))
         self.rejected[address] = self.rejected.get(address, 0) + 1
@@ -135,9 +136,10 @@ class Engine:
         for name, public in (nodes or {}).items():
             self._names[self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public, HEARTBEAT)] = name
         self.secure = secure
+        self.rejected: dict[str, int] = {} if rejected is None else rejected
         self._server = uvicorn.Server(
             uvicorn.Config(
-                FleetOnly(app, {} if rejected is None else rejected),
+                FleetOnly(app, self.rejected),
                 host=host,
                 port=port,
                 log_level="warning",

@@ -70,6 +70,7 @@ class Gathering:
         self._traffic = Traffic()
         self._answered: set[str] = set()  # nodes whose uploads are in the round
         self.too_short = 0  # users that were not evaluated, having fewer than three interactions
+        self._called: dict[int, str] = {}  # what a node of the link is called, by its key or as it said
         self._told: set[int] = set()  # nodes that know why they wait
         self._enrolled()
 
@@ -132,7 +133,8 @@ class Gathering:
         self.board.look(there)
         self._ids = {name: node for name, node in self._ids.items() if node in there}
         self._told &= set(there)
-        keys = {node: there[node] or str(node) for node in there if node not in self._ids.values()}
+        self._called |= {node: name for node, name in there.items() if name}
+        keys = {node: self._called.get(node, str(node)) for node in there if node not in self._ids.values()}
         new = {node: name for node, name in keys.items() if not self.board.rests(name)}
         hello = Packet("hello", {"version": VERSION}, self.job.dump()).pack()
         mute = dict(new)
@@ -148,6 +150,7 @@ class Gathering:
                 continue
             self._ids[here.name] = node
             self._heard[here.name] = here
+            self._called[node] = here.name
             self.board.of(here.name).node = node
         for name in mute.values():
             log.warning("node %s does not say who it is", name)
