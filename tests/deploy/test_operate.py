@@ -1,4 +1,4 @@
-"""docs/deploy.md on one machine, with real processes: a federation comes up, is watched, and loses a node for a while."""
+"""docs/deploy.md on one machine, with real processes: a federation comes up, is watched, and loses a node."""
 
 import json
 import shutil
