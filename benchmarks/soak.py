@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -84,17 +84,19 @@ class Line:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 sink.sendall(data)
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
+            sink.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_RD)  # wakes the thread that carries the other way
+        source.close()
 
     def reset(self) -> None:
         """RST on every connection, both ways."""
         for end in self.open:
             with contextlib.suppress(OSError):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                end.close()
+        for end in self.open:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RD)  # its thread wakes and closes it: with no time to linger, by RST
         self.open = []
 
 
@@ -130,9 +132,18 @@ class Place:
         else:
             words = ["node", f"{name}.csv", "--time", "time", "--server", f"127.0.0.1:{self.lines[name].port}"]
             words += ["--folder", f"{name}.node", "--keys", f"keys/nodes/{name}", "--threads", 1]
-        with (self.folder / f"{name}.out").open("ab") as out:
-            command = [sys.executable, "-m", "tacit", *map(str, words)]
-            self.processes[name] = subprocess.Popen(command, stdout=out, stderr=out, cwd=self.folder, env=ENVIRONMENT)
+        command = [sys.executable, "-m", "tacit", *map(str, words)]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=self.folder, env=ENVIRONMENT
+        )
+        self.processes[name] = process
+        threading.Thread(target=self._hear, args=(name, process.stdout), daemon=True).start()
+
+    def _hear(self, name: str, said: IO[bytes]) -> None:
+        """Keep what a process says: through a pipe, which no limit of its files concerns."""
+        with (self.folder / f"{name}.out").open("ab", buffering=0) as out:
+            for line in said:
+                out.write(line)
 
     def kill(self, name: str) -> None:
         """End a process without a word of warning."""

@@ -209,4 +209,5 @@ def _logged(path: Path) -> Iterator[None]:
         yield
     finally:
         log.removeHandler(handler)
-        handler.close()
+        with contextlib.suppress(OSError):  # lines that a full disk does not take
+            handler.close()

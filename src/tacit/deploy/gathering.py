@@ -124,7 +124,8 @@ class Gathering:
         users = {m.name: m.users for m in self.members if not m.removed and m.users}
         there = set(users) & set(self._ids)
         fewest = secure_sum.FEWEST if self.job.secure else 1
-        self.board.needs = f"{self.terms.least:.0%} of {sum(users.values())} users, {fewest} nodes"
+        more = f" on {fewest} nodes or more" if fewest > 1 else ""
+        self.board.needs = f"{self.terms.least:.0%} of {sum(users.values())} users{more}"
         return len(there) >= fewest and self._enough(users, there)
 
     def _greet(self) -> None:
