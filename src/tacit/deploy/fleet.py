@@ -54,12 +54,16 @@ class FlowerFleet(Gathering):
         if not len(ids):
             return
         self._meet()
+        for gone in (m.clients for m in self.members if m.removed):
+            ids = ids[(ids < gone.start) | (ids >= gone.stop)]
+        if not len(ids):
+            return
         like = template(self.method, server, int(ids[0]), round, self.federation.n_items, self.job.mechanism())
         parts: dict[int, Part] = {}
         for place, member in enumerate(self.members):
             own = ids[(ids >= member.clients.start) & (ids < member.clients.stop)]
             node = self._ids.get(member.name)
-            if not len(own) or member.removed:
+            if not len(own):
                 continue
             if node is None:
                 self.count.silent += 1
@@ -200,7 +204,8 @@ class FlowerFleet(Gathering):
 
     def _refuse(self, part: Part, round: int, error: Exception) -> None:
         self.count.refused += 1
-        self._note(part.member.name, f"round {round}: an upload is refused: {error}")
+        name = part.member.name
+        self._note(name, f"round {round}: an upload of node '{name}' is refused: {error}")
 
     def _trained(self, part: Part, packet: Packet, traffic: Traffic) -> None:
         """Count a node's clients, and what it says of their loss if that is a number."""
@@ -237,7 +242,7 @@ class FlowerFleet(Gathering):
                 continue
             except (BadPacket, Refused, KeyError, TypeError) as error:
                 self.count.refused += 1
-                self._note(names[node], f"round {round}: an evaluation is refused: {error}")
+                self._note(names[node], f"round {round}: an evaluation by node '{names[node]}' is refused: {error}")
                 continue
             total += count
             replied.add(names[node])

@@ -147,7 +147,7 @@ class Gathering:
                 self._admit(here)
             except (BadPacket, Refused, Failed) as error:
                 self.count.refused += 1
-                self._note(name, f"it is not taken in: {error}")
+                self._note(name, f"node {name} is not taken in: {error}")
                 continue
             self._ids[here.name] = node
             self._heard[here.name] = here
@@ -163,7 +163,7 @@ class Gathering:
         one = self.board.of(name)
         one.refused += 1
         if one.reason != reason:
-            log.warning("node %s: %s", name, reason)
+            log.warning("%s", reason)
         one.reason = reason
 
     def _admit(self, here: Here) -> None:
