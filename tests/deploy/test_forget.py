@@ -7,8 +7,10 @@ import torch
 from deploy.direct import federation_of, job_of
 from tacit.core.fleet import Traffic
 from tacit.core.payload import decode
+from tacit.deploy import commands
 from tacit.deploy.forget import NOBODY, forget, refuse
 from tacit.deploy.node import Node, recommend
+from tacit.deploy.vault import Vault
 from tacit.deploy.wire import unpack
 from tacit.errors import UserError
 from toys import few_users
@@ -87,3 +89,22 @@ def test_what_a_forgotten_user_uploads_says_nothing_of_it(tmp_path):
     for name in ups[0].fields:
         assert torch.equal(ups[0][name], ups[1][name])
     assert float(ups[0]["weight"].sum()) == 0
+
+
+def test_the_command_knows_who_is_there(tmp_path):
+    file = tmp_path / "own.csv"
+    file.write_text("user,item\n" + "".join(f"u{u},i{i}\n" for u in range(3) for i in range(4)))
+    vault = Vault(tmp_path / "node")
+    vault.write_json("node.json", {"name": "n"})
+    vault.write_json("source.json", [str(file), "user", "item", None, []])
+    with pytest.raises(UserError, match="no user 'u7'"):
+        commands.forget(vault.path, "u7")
+    assert commands.forget(vault.path, "u1")
+    assert not commands.forget(vault.path, "u1")
+    node = Node(commands._read((file, "user", "item", None)), vault.path)
+    assert sorted(set(node.data.user_ids[node.data.user])) == ["u0", "u2"]
+    with pytest.raises(UserError, match="'u1' was forgotten"):
+        commands.recommend(vault.path, "u1", 3)
+    (vault.path / "forgotten.json").write_text("[]")
+    with pytest.raises(UserError, match=r"forgotten\.json is damaged"):
+        Node(node.data, vault.path)
