@@ -114,6 +114,49 @@ def test_a_node_that_dies_while_it_sends_does_not_hold_up_the_others(monkeypatch
         replies.close()
 
 
+@pytest.mark.parametrize("back", [False, True])
+def test_a_node_that_dies_while_it_sends_does_not_cost_a_deadline(monkeypatch, back):
+    """Gone for good, or there again at once with nothing in mind."""
+    port, dead = free_port(), threading.Event()
+    push = connection.FleetHttpClient.PushObject
+
+    def cut_off(self, request):
+        if b"never whole" in request.object_content:
+            dead.set()
+            raise httpx.ReadError("the line is dead")
+        return push(self, request)
+
+    wait = threading.Event.wait
+    monkeypatch.setattr(connection.FleetHttpClient, "PushObject", cut_off)
+    if not back:  # the node does not try again
+        monkeypatch.setattr(threading.Event, "wait", lambda s, t=None: wait(s, 60 if dead.is_set() and t == 1.0 else t))
+    with Engine("127.0.0.1", port) as engine, nodes(port, {"a": lambda blob: b"never whole"}):
+        began = time.monotonic()
+        assert list(engine.ask(dict.fromkeys(present(engine, 1), b"one"), 40)) == []
+        assert dead.is_set()
+        assert time.monotonic() - began < 15
+
+
+def test_each_node_has_its_own_time():
+    port, over = free_port(), threading.Event()
+
+    def slow(blob):
+        over.wait(300)
+        return blob
+
+    with Engine("127.0.0.1", port) as engine, nodes(port, {"a": slow, "b": bytes.upper}):
+        there = present(engine, 2)
+        began = time.monotonic()
+        first = dict(engine.ask(dict.fromkeys(there, b"who"), 3.0))
+        (quick,) = first
+        (other,) = set(there) - set(first)
+        assert first == {quick: b"WHO"}
+        began = time.monotonic()
+        assert list(engine.ask({quick: b"x", other: b"x"}, {quick: 60.0, other: 0.5})) == [(quick, b"X")]
+        assert time.monotonic() - began < 20
+        over.set()
+
+
 def test_a_server_that_comes_back_finds_its_nodes(made):
     port = free_port()
     with nodes(port, {"a": bytes.upper}, made) as failed:
@@ -134,6 +177,7 @@ def test_a_key_that_was_not_registered_is_refused(made, tmp_path, monkeypatch):
         while not failed and time.monotonic() < until:
             time.sleep(0.1)
         assert engine.nodes() == {}
+        assert engine.rejected["127.0.0.1"] >= 1
     assert isinstance(failed[0], Refusal)
     assert "does not know this node's key" in str(failed[0])
 

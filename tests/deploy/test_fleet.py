@@ -241,6 +241,15 @@ def test_a_new_node_joins_where_the_method_keeps_no_row_for_each_client(tmp_path
             same(simulated(fleet.method, Federation.of_users(split(data, "strict")), 1)[0], distributed(fleet, 1))
 
 
+def test_a_round_that_chose_clients_of_a_removed_node_alone_has_no_uploads(tmp_path):
+    data = few_users(24)
+    fleet, _ = federation_of(tmp_path, data, job_of(data, "fedmf", METHODS["fedmf"]), least=1.0)
+    fleet.members[1] = replace(fleet.members[1], removed=True)
+    server = fleet.method.init_server(fleet.federation)
+    assert list(fleet.train(server, torch.arange(8, 16), 1, Traffic())) == []
+    assert sum(len(up.ids) for up in fleet.train(server, torch.arange(24), 1, Traffic())) == 16
+
+
 def test_two_nodes_of_one_name_are_one_too_many(tmp_path, caplog):
     data = few_users(24)
     fleet, link = federation_of(tmp_path, data, job_of(data, "fedmf", METHODS["fedmf"]))

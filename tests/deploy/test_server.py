@@ -1,5 +1,7 @@
 import dataclasses
 import json
+import logging
+import time
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from deploy.direct import Direct, items_file, shards
 from tacit.config import config
 from tacit.deploy.fleet import Terms
 from tacit.deploy.node import Node
-from tacit.deploy.server import Asked, prepare, run
+from tacit.deploy.server import Asked, prepare, remove, run
 from tacit.errors import UserError
 from tacit.evaluation.metrics.accuracy import HR
 from tacit.runs.folder import RunFolder
@@ -23,7 +25,7 @@ NOT_THE_SAME = {"data", "groups", "bytes_up", "bytes_down", "duplicates", "bytes
 def asked(tmp_path, method="fedmf", settings=SETTINGS, rounds=3, nodes=3, **options):
     made = config(method=method, data="nodes", rounds=rounds, settings=settings)
     items = items_file(tmp_path / "items.csv", few_users(24))
-    return Asked(made, items, nodes, terms=Terms(deadline=5, **options), wait=2, tries=2)
+    return Asked(made, items, nodes, terms=Terms(deadline=5, **options), wait=2)
 
 
 def nodes(tmp_path):
@@ -60,6 +62,7 @@ def test_a_run_over_nodes_is_the_simulated_run(tmp_path, monkeypatch, name):
 def test_a_run_from_before_there_was_an_option_goes_on(tmp_path):
     what = asked(tmp_path)
     folder, job = prepare(what, tmp_path / "run")
+    folder.unlock()
     path = folder.path / "run.json"
     written = json.loads(path.read_text())
     del written["config"]["metrics"]
@@ -132,6 +135,109 @@ def test_a_round_with_too_few_replies_is_tried_again(tmp_path):
     link.spoil = {"n1": lambda reply: reply if b'"here"' in reply[:40] else None}
     with pytest.raises(UserError, match="16 of 24 clients replied; start the nodes"):
         go(tmp_path, link, what, out="failed")
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_the_quorum_is_waited_for(tmp_path, monkeypatch, caplog, secure):
+    """Two of three nodes are away for longer than ten tries take; with a secure sum, one."""
+    monkeypatch.setattr("tacit.deploy.gathering.SAY", 1.0)
+    link = Direct(nodes(tmp_path / "a"))
+    what = dataclasses.replace(asked(tmp_path, least=0.6), wait=0)
+    what = dataclasses.replace(what, config=what.config.model_copy(update={"secure": secure}))
+    looks = []
+
+    def there():
+        looks.append(1)
+        link.gone = ({"n2"} if secure else {"n1", "n2"}) if 2 < len(looks) < 30 else set()
+        return Direct.nodes(link)
+
+    link.nodes = there
+    with caplog.at_level(logging.WARNING, "tacit.server"):
+        go(tmp_path, link, what)
+    assert "waiting for nodes" in caplog.text
+    assert "not n" in caplog.text
+    through = go(tmp_path, Direct(nodes(tmp_path / "b")), what, out="through")
+    assert through.rounds == 3
+    one, other = (states(tmp_path / out)[0] for out in ("run", "through"))
+    assert all(torch.equal(one[n], other[n]) for n in one)
+
+
+class Waiting(Direct):
+    """A link on which silence takes as long as it is waited for; `mute` nodes greet, `dumb` ones not even that."""
+
+    mute: frozenset = frozenset()
+    dumb: frozenset = frozenset()
+
+    def ask(self, messages, seconds):
+        names = list(self.named)
+        greeting = b'"hello"' in next(iter(messages.values()))[:40]
+        silent = [i for i in messages if names[i] in self.dumb or (names[i] in self.mute and not greeting)]
+        yield from Direct.ask(self, {i: blob for i, blob in messages.items() if i not in silent}, seconds)
+        if silent:
+            time.sleep(max(seconds[i] for i in silent) if isinstance(seconds, dict) else seconds)
+
+
+@pytest.mark.parametrize("kind", ["mute", "dumb"])
+def test_a_node_that_stays_silent_does_not_stall_every_round(tmp_path, kind):
+    what = asked(tmp_path, rounds=6, nodes=2)
+    what = dataclasses.replace(what, terms=dataclasses.replace(what.terms, deadline=1.5, greeting=1.5), wait=60)
+    link = Waiting(nodes(tmp_path))
+    setattr(link, kind, frozenset({"n1"}))
+    began = time.monotonic()
+    found = go(tmp_path, link, what)
+    assert found.rounds == 6
+    assert time.monotonic() - began < 8, "a deadline for each round and each validation would be 18 s"
+
+
+def test_a_node_that_is_silent_for_a_while_is_heard_again(tmp_path):
+    what = asked(tmp_path, rounds=8, nodes=3)
+    what = dataclasses.replace(what, terms=dataclasses.replace(what.terms, deadline=0.3, greeting=0.3), wait=60)
+    link = Waiting(nodes(tmp_path))
+
+    def watch(progress, plan):
+        link.mute = frozenset({"n1"} if progress.round in (1, 2) else ())
+        time.sleep(0.6)
+
+    go(tmp_path, link, what, watch)
+    clients = [r["clients"] for r in RunFolder.open(tmp_path / "run").rounds()]
+    assert clients[0] == clients[-1] == 24
+    assert clients[1] == 16
+
+
+@pytest.mark.parametrize(("method", "ldp"), [("hetefedrec", None), ("fedmf", "kind=laplace,clip=0.5,epsilon=4")])
+def test_a_late_node_is_told_why_it_waits(tmp_path, caplog, method, ldp):
+    everyone = nodes(tmp_path)
+    link = Direct({name: everyone[name] for name in ("n0", "n2")})
+    settings = SETTINGS if method == "fedmf" else {"epochs": 1}
+    made = config(method=method, data="nodes", rounds=3, settings=settings, ldp=ldp)
+    what = dataclasses.replace(asked(tmp_path, nodes=2), config=made)
+    with caplog.at_level(logging.WARNING, "tacit"):
+        go(tmp_path, link, what, lambda *_: link.named.update(n1=everyone["n1"]))
+    said = [r.getMessage() for r in caplog.records if r.name == "tacit.node"]
+    assert len(said) == 1
+    assert "waits for the next run" in said[0]
+    assert ("--ldp" if ldp else "hetefedrec") in said[0]
+
+
+def test_a_removed_node_is_neither_asked_nor_waited_for(tmp_path, caplog):
+    what = asked(tmp_path, least=1.0)
+    link = Direct(nodes(tmp_path))
+
+    class Stop(Exception):
+        pass
+
+    def stop(progress, plan):
+        raise Stop
+
+    with pytest.raises(Stop):
+        go(tmp_path, link, what, stop)
+    with pytest.raises(UserError, match=r"there is no node 'n7' in .*; there is n0, n1, n2"):
+        remove(tmp_path / "run", "n7")
+    assert remove(tmp_path / "run", "n1") == 2
+    found = go(tmp_path, link, what)
+    assert "'n1' was removed from this run" in caplog.text
+    assert [r["clients"] for r in RunFolder.open(tmp_path / "run").rounds()] == [24, 16, 16]
+    assert found.users_evaluated == 16
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path):

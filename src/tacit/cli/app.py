@@ -38,6 +38,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "keys": nodes.keys,
     "server": nodes.server,
     "node": nodes.node,
+    "status": nodes.status,
+    "remove": nodes.remove,
     "virtual": nodes.virtual,
     "methods": methods.methods,
 }

@@ -112,7 +112,13 @@ def _poison(folders: list[Path], rounds: int, at: str, interactions: int, bound:
 
 
 def forget(folder: o.RunFolder, user: Annotated[str, typer.Option("--user", help="a user id of the run")]) -> None:
-    """Remove a user from a run exactly, as if it had never been there."""
+    """Remove a user from a run exactly, as if it had never been there; from a node's folder and its next uploads."""
+    if (folder / "node.json").is_file():
+        from tacit.deploy import commands
+
+        first = commands.forget(folder, user)
+        out.print(f"user {user} {'is' if first else 'was already'} forgotten here: delete it from your own file too")
+        return
     from tacit.runs import life
     from tacit.runs.run import reopen
 

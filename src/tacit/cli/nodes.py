@@ -51,7 +51,11 @@ def server(
     least: Annotated[float, typer.Option("--least", min=0, max=1, help="share of clients that must reply")] = 0.5,
     max_norm: Annotated[float, typer.Option("--max-norm", min=0, help="of a client's change; 0: 100 a value")] = 0,
     most_users: Annotated[int, typer.Option("--max-users", min=1, help="that one node may announce")] = 100_000,
-    wait: Annotated[float, typer.Option("--wait", min=0, help="seconds to wait for nodes")] = 3600,
+    wait: Annotated[
+        float, typer.Option("--wait", min=0, help="give up after so many seconds without a round; 0: never")
+    ] = 0,
+    status_port: Annotated[int, typer.Option("--status-port", help="of /health, /metrics, /status; 0: none")] = 8478,
+    status_host: Annotated[str, typer.Option("--status-host", help="address of these pages")] = "127.0.0.1",
     as_json: o.AsJson = False,
 ) -> None:
     """Run a method over nodes on other machines; started again after a crash, it continues."""
@@ -86,11 +90,52 @@ def server(
             nodes=nodes,
             together=together,
             wait=wait,
+            pages=(status_host, status_port),
             terms={"deadline": deadline, "least": least, "max_norm": max_norm, "most_users": most_users},
         )
     table([Row(method, (summary,))])
     if as_json:
         print(json.dumps(dataclasses.asdict(summary)))
+
+
+def status(
+    target: Annotated[str, typer.Argument(metavar="FOLDER|HOST[:PORT]", help="a server's run, or where its pages are")],
+    as_json: o.AsJson = False,
+) -> None:
+    """Show a server's nodes: who is up, when last seen, users, bytes, refusals and why."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from tacit.deploy import monitor
+
+    shown = monitor.status(target)
+    if as_json:
+        print(json.dumps(shown))
+        return
+    up = sum(one["up"] for one in shown["nodes"].values())
+    quorum = "quorum" if shown["quorum"] and up else "no quorum"
+    out.print(f"{shown['method'] or target}: {shown['state']}, round {shown['round']} of {shown['rounds']}")
+    out.print(f"{up} of {len(shown['nodes'])} nodes up, {quorum} (needed: {shown['needs'] or 'not known yet'})")
+    lines = Table(box=SIMPLE_HEAD)
+    for title in ("node", "state", "last seen", "users", "up", "down", "refused / silent / failed", "reason"):
+        lines.add_column(title)
+    for line in monitor.table(shown):
+        lines.add_row(*line)
+    out.print(lines)
+    for address, times in shown["rejected"].items():
+        out.print(f"rejected: {address}, {times} requests without a known key")
+    if (days := shown["certificate_days"]) is not None and days < 30:
+        out.print(f"the server's certificate ends in {days} days")
+
+
+def remove(
+    folder: o.RunFolder, name: Annotated[str, typer.Argument(metavar="NODE", help="name of a node of the run")]
+) -> None:
+    """Take a node out of a run: it is asked no more, and let in no more; the server must be stopped."""
+    from tacit.deploy import server as run
+
+    left = run.remove(folder, name)
+    out.print(f"node {name} is removed from {folder}; {left} stay. Its key is nodes/{name}.pub of the server's keys")
 
 
 def node(

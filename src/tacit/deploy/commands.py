@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import logging.handlers
 import math
 import signal
 import sys
@@ -16,13 +17,19 @@ import numpy as np
 from tacit.config import RunConfig
 from tacit.data.imported import read_file
 from tacit.data.interactions import Interactions
+from tacit.deploy.board import Board
 from tacit.deploy.fleet import Terms
+from tacit.deploy.forget import forget as forget_here
+from tacit.deploy.forget import refuse
+from tacit.deploy.monitor import Monitor
 from tacit.deploy.node import Node, served
 from tacit.deploy.node import recommend as recommend_here
 from tacit.deploy.server import Asked, prepare, run
 from tacit.deploy.vault import Vault
 from tacit.errors import UserError
 from tacit.runs.run import Recommendation, Summary
+
+MOST_LOG = 5_000_000  # bytes
 
 Source = tuple[Path, str, str, str | None]  # file, and its columns of users, items and times
 
@@ -35,10 +42,11 @@ def server(
     keys_folder: Path | None,
     insecure: bool,
     *,
+    pages: tuple[str, int] = ("127.0.0.1", 0),
     terms: dict[str, Any],
     **options: Any,
 ) -> Summary:
-    """Run rounds over nodes to the end."""
+    """Run rounds over nodes to the end; `pages` is where its status is shown."""
     import_module("tacit.deploy.flower")  # says in a sentence that Flower is missing, where it is
     from tacit.deploy import keys
     from tacit.deploy.engine import Engine
@@ -59,9 +67,16 @@ def server(
             "key": keys_folder / "server.key",
             "nodes": keys.allowed(keys_folder),
         }
-    with Engine(*listen, **secure) as engine, _logged(out / "server.log"):
-        logging.getLogger("tacit.server").info("listening on %s:%d", listen[0], engine.port)
-        return run(what, folder, job, engine)
+    log, board = logging.getLogger("tacit.server"), Board()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is written last is written
+    with _logged(out / "server.log"), Engine(*listen, **secure, rejected=board.rejected) as engine:
+        for name in secure.get("nodes", ()):
+            board.of(name)
+        if keys_folder is not None:
+            board.certificate_days = keys.warn(keys_folder / "server.crt", log)
+        with Monitor(board, out, engine.nodes, *pages):
+            log.info("listening on %s:%d", listen[0], engine.port)
+            return run(what, folder, job, engine, board=board)
 
 
 def node(
@@ -91,6 +106,8 @@ def node(
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with _logged(folder / "node.log"):
+        if keys_folder is not None:
+            keys.warn(keys_folder / "ca.crt", logging.getLogger("tacit.node"))
         serve(
             address,
             here.answer,
@@ -116,6 +133,7 @@ def recommend(folder: Path, user: str, k: int) -> tuple[list[str], list[Recommen
     written = Vault(folder).json("source.json")
     if not (isinstance(written, list) and len(written) == 5 and isinstance(written[4], list)):
         raise UserError(f"{folder} does not say where its interactions are; start `tacit node` with it once")
+    refuse(Vault(folder), user)
     path, *columns, allow = written
     data = _read((Path(path), *columns))
     found = recommend_here(folder, data, user, k, tuple(allow))
@@ -125,6 +143,19 @@ def recommend(folder: Path, user: str, k: int) -> tuple[list[str], list[Recommen
         mine = mine[np.argsort(data.time[mine], kind="stable")]
     recent = [str(data.item_ids[i]) for i in data.item[mine][::-1][:5]]
     return [titles.get(item, item) for item in recent], found
+
+
+def forget(folder: Path, user: str) -> bool:
+    """Forget a user of a node, running or not; False where that was done before."""
+    vault = Vault(folder)
+    written = vault.json("source.json")
+    source = Path(written[0]) if isinstance(written, list) and len(written) == 5 else None
+    if source is not None and source.exists():
+        data = _read((source, *written[1:4]))
+        known = (vault.json(str(path.relative_to(folder))) for path in folder.glob("jobs/*/roster.json"))
+        if not any(user in roster["users"] for roster in known):
+            data.user_index(user)  # or says who is there
+    return forget_here(folder, user)
 
 
 def _titles(folder: Path) -> dict[str, str]:
@@ -154,11 +185,26 @@ def _speak() -> None:
     log.propagate = False
 
 
+class _Rotating(logging.handlers.RotatingFileHandler):
+    """A full disk takes the log its lines, and nobody else anything."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say nothing: whatever matters on a full disk is said by what could not be saved."""
+
+    def _open(self) -> Any:
+        file = super()._open()
+        Path(self.baseFilename).chmod(0o600)  # its owner's alone, however often it is begun anew
+        return file
+
+
 @contextlib.contextmanager
 def _logged(path: Path) -> Iterator[None]:
-    """What happens, in a file as well."""
-    path.touch(mode=0o600)
-    handler = logging.FileHandler(path)
+    """What happens, in a file as well, which is put aside when it is large; the latest five are kept."""
+    try:
+        path.touch(mode=0o600)
+        handler = _Rotating(path, maxBytes=MOST_LOG, backupCount=5, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; repair that and try again") from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log = logging.getLogger("tacit")
     log.addHandler(handler)
@@ -166,4 +212,5 @@ def _logged(path: Path) -> Iterator[None]:
         yield
     finally:
         log.removeHandler(handler)
-        handler.close()
+        with contextlib.suppress(OSError):  # lines that a full disk does not take
+            handler.close()

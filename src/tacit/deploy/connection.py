@@ -147,9 +147,10 @@ def _converse(
             wait = QUICK
     finally:
         silent.set()
-        if stop.is_set():
-            with contextlib.suppress(httpx.HTTPError, ValueError):
-                client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+        with contextlib.suppress(
+            httpx.HTTPError, ValueError
+        ):  # or the server would take it for there, and not let it in
+            client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
 
 
 def _fetch(client: FleetHttpClient, node: NodeProto, run: int, name: str) -> bytes:

@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from flwr.app import Message, MessageType
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, NodeStatus, TaskType
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
@@ -39,6 +39,8 @@ from tacit.errors import UserError
 
 log = logging.getLogger("tacit.server")
 
+LOOK = 1.0  # seconds between two looks at who of those asked is still there
+MOST_ADDRESSES = 1000  # whose rejected requests are counted
 MOST_REQUEST = 32 << 20  # bytes of one HTTP request; Flower cuts arrays into pieces of 5 MB
 
 Scope = MutableMapping[str, Any]
@@ -49,8 +51,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 class FleetOnly:
     """An ASGI application that lets through what a node needs, and bodies of a bearable size."""
 
-    def __init__(self, app: Any) -> None:
-        self.app = app
+    def __init__(self, app: Any, rejected: dict[str, int]) -> None:
+        """`rejected` counts, by address, the requests whose key is not known."""
+        self.app, self.rejected = app, rejected
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -63,7 +66,23 @@ class FleetOnly:
         elif not length.isdigit() or int(length) > MOST_REQUEST:  # without a length a body could be endless
             await _refuse(send, 413)
         else:
-            await self.app(scope, receive, send)
+            await self.app(scope, receive, self._noting(scope, send))
+
+    def _noting(self, scope: Scope, send: Send) -> Send:
+        async def noted(message: MutableMapping[str, Any]) -> None:
+            refused = message["type"] == "http.response.start" and message["status"] >= 400
+            if refused and scope["path"].endswith("activate-node"):
+                self._reject((scope.get("client") or ("?",))[0])
+            await send(message)
+
+        return noted
+
+    def _reject(self, address: str) -> None:
+        if address not in self.rejected:
+            log.warning("%s is rejected: its key is not known here, or the node is there already", address)
+            if len(self.rejected) >= MOST_ADDRESSES:
+                self.rejected.pop(next(iter(self.rejected)))
+        self.rejected[address] = self.rejected.get(address, 0) + 1
 
 
 async def _refuse(send: Send, status: int) -> None:
@@ -81,6 +100,7 @@ class Engine:
         certificate: Path | None = None,
         key: Path | None = None,
         nodes: Mapping[str, bytes] | None = None,
+        rejected: dict[str, int] | None = None,
     ) -> None:
         """`nodes` are the public keys that may connect, by name; without a certificate only loopback is served."""
         secure = certificate is not None
@@ -116,9 +136,10 @@ class Engine:
         for name, public in (nodes or {}).items():
             self._names[self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public, HEARTBEAT)] = name
         self.secure = secure
+        self.rejected: dict[str, int] = {} if rejected is None else rejected
         self._server = uvicorn.Server(
             uvicorn.Config(
-                FleetOnly(app),
+                FleetOnly(app, self.rejected),
                 host=host,
                 port=port,
                 log_level="warning",
@@ -174,13 +195,18 @@ class Engine:
         """The nodes that sent a heartbeat lately."""
         return {node: self._names.get(node) for node in self.state.get_nodes(self.run_id)}
 
-    def ask(self, messages: Mapping[int, bytes], seconds: float) -> Iterator[tuple[int, bytes]]:
-        """Send, and yield replies as they come until all are there or the time is up."""
-        until = time.monotonic() + seconds
-        waiting = {self._push(node, blob, seconds): node for node, blob in messages.items()}
+    def ask(self, messages: Mapping[int, bytes], seconds: float | Mapping[int, float]) -> Iterator[tuple[int, bytes]]:
+        """Send, and yield replies as they come until all are there or each node's time is up."""
+        now = time.monotonic()
+        limits = seconds if isinstance(seconds, Mapping) else dict.fromkeys(messages, seconds)
+        until = {node: now + limits[node] for node in messages}
+        born = self._born(messages)
+        waiting = {self._push(node, blob, limits[node]): node for node, blob in messages.items()}
         coming: dict[int, Message] = {}  # announced, and their pieces are on the way
+        looked = now
         while waiting or coming:
-            late = time.monotonic() > until  # whoever reads replies takes its time: look once more afterwards
+            now = time.monotonic()  # whoever reads replies takes its time: look once more afterwards
+            late = {node for node in until if now > until[node]}
             for reply in self.state.get_message_res(set(waiting), self.run_id):
                 node = waiting.pop(reply.metadata.reply_to_message_id)
                 self.state.delete_messages({reply.metadata.reply_to_message_id})
@@ -194,13 +220,22 @@ class Engine:
                 if blob is not None:
                     del coming[node]
                     yield node, blob
-            if late:
-                break
+            if now - looked > LOOK and (waiting or coming):
+                looked, alive = now, self._born({*waiting.values(), *coming})
+                late |= {node for node in {*waiting.values(), *coming} if alive.get(node) != born.get(node)}
+            for name in [name for name, node in waiting.items() if node in late]:
+                del waiting[name]
+                self.state.delete_messages({name})
+            for node in late & set(coming):
+                with contextlib.suppress(Exception):
+                    self.state.object_store.delete(coming[node].metadata.message_id)
+                del coming[node]
             time.sleep(0.02)
-        self.state.delete_messages(set(waiting))
-        for reply in coming.values():
-            with contextlib.suppress(Exception):
-                self.state.object_store.delete(reply.metadata.message_id)
+
+    def _born(self, nodes: Iterable[int]) -> dict[int, str]:
+        """When those of these nodes that are there came: one that was restarted has lost what it was asked."""
+        found = self.state.get_node_info(node_ids=list(nodes), statuses=[NodeStatus.ONLINE])
+        return {info.node_id: info.last_activated_at for info in found}
 
     def _push(self, node: int, blob: bytes, seconds: float) -> str:
         # what is not answered in time is deleted; Flower's own clock is only to be no hindrance

@@ -5,25 +5,22 @@ import math
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from tacit.core.aggregate import guarded_mean
 from tacit.core.bounds import bounded, limits_of
-from tacit.core.capabilities import groups
-from tacit.core.fleet import Guard, Traffic
-from tacit.core.method import Method
+from tacit.core.fleet import Traffic
 from tacit.core.payload import Payload, State
-from tacit.data.cohort import Federation
 from tacit.deploy.checks import Refused, checked, plausible, template
-from tacit.deploy.job import Job
-from tacit.deploy.members import Here, Member, Roll, announced, counts_clients
+from tacit.deploy.gathering import Gathering, Grown, Link, Terms
+from tacit.deploy.members import Member
 from tacit.deploy.party import Spent, leave_out
-from tacit.deploy.replies import Count, Failed, between, metrics_of, of_kind, seconds_of
-from tacit.deploy.wire import ANSWERS, VERSION, BadPacket, Packet, unpack
+from tacit.deploy.replies import Count, Failed, between, metrics_of, of_kind
+from tacit.deploy.wire import ANSWERS, BadPacket, Packet, unpack
 from tacit.errors import UserError
 from tacit.evaluation.metrics import Metrics, combined
 from tacit.evaluation.protocol import Result
@@ -31,23 +28,11 @@ from tacit.privacy import secure_sum
 from tacit.privacy.fixed_point import FixedPoint
 from tacit.privacy.secure_fleet import BOUND, Layout
 
+__all__ = ["FlowerFleet", "Grown", "Link", "Part", "Terms", "TooFew"]
+
 log = logging.getLogger("tacit.server")
 
 M = TypeVar("M", bound=secure_sum.Message)
-
-
-class Link(Protocol):
-    """Carries bytes to nodes and back. Flower is one; tests have one without a network."""
-
-    def nodes(self) -> dict[int, str | None]:
-        """The nodes that are there now, with the name their key stands for where nodes have keys."""
-
-    def ask(self, messages: Mapping[int, bytes], seconds: float) -> Iterator[tuple[int, bytes]]:
-        """Send, and yield replies as they come until all are there or the time is up."""
-
-
-class Grown(RuntimeError):
-    """A node has joined; the rounds loop is to count its clients from now on."""
 
 
 class TooFew(RuntimeError):
@@ -63,110 +48,8 @@ class Part:
     down: Payload  # what its chosen clients are sent
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What a round may cost and what it must bring."""
-
-    deadline: float = 600.0  # seconds a round waits
-    greeting: float = 60.0  # seconds a node that has come may take to say who it is
-    least: float = 0.5  # share of the asked clients that must reply
-    max_norm: float = 0.0  # of a client's change; 0: `bounds.TYPICAL` for each value
-    most_users: int = 100_000  # that one node may announce
-
-
-@dataclass
-class FlowerFleet:
+class FlowerFleet(Gathering):
     """Nodes behind a link. The rounds loop and the methods do not know the difference from a simulated fleet."""
-
-    link: Link
-    job: Job
-    method: Method
-    terms: Terms
-    members: list[Member] = field(default_factory=list)
-    joined: Callable[[list[Member]], None] = lambda members: None  # told whenever a node joins
-    count: Count = field(default_factory=Count)
-    best_round: Callable[[], int] = lambda: 0  # whose private state nodes must keep
-    select: str = "NDCG@10"  # the metric that every node must know
-    asking: Callable[[int], None] = lambda round: None  # told before clients are asked to train in a round
-    guard: Guard = field(default_factory=Guard)
-
-    def __post_init__(self) -> None:
-        self._ids: dict[str, int] = {}  # name -> node of the link
-        self._heard: dict[str, Here] = {}  # what a node said of itself when it came
-        self._traffic = Traffic()
-        self._answered: set[str] = set()  # nodes whose uploads are in the round
-        self._spent: set[str] = set()  # nodes that have helped to open a sum of the round, and do so once
-        self.too_short = 0  # users that were not evaluated, having fewer than three interactions
-        self._enrolled()
-
-    def _enrolled(self) -> None:
-        self.federation: Federation = Roll.of(self.job, self.members)
-
-    # who is there
-
-    def gather(self, nodes: int, seconds: float) -> bool:
-        """Wait until so many nodes are there, then give everybody its numbers, by the order of names."""
-        until = time.monotonic() + seconds
-        while True:
-            self._greet()
-            if len(self._ids) >= nodes:
-                break
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.2)
-        if not self.members:
-            for name in sorted(self._ids):
-                self._enrol(self._heard[name])
-        return True
-
-    def _greet(self) -> None:
-        """Ask nodes that have come since the last time who they are."""
-        there = self.link.nodes()
-        self._ids = {name: node for name, node in self._ids.items() if node in there}
-        new = [node for node in there if node not in self._ids.values()]
-        hello = Packet("hello", {"version": VERSION}, self.job.dump()).pack()
-        for node, reply in self._ask(dict.fromkeys(new, hello), min(self.terms.deadline, self.terms.greeting)):
-            try:
-                here = announced(of_kind(unpack(reply), "here"), there[node], self.job, self.terms.most_users)
-                self._admit(here)
-            except (BadPacket, Refused, Failed) as error:
-                self.count.refused += 1
-                log.warning("node %s is not taken in: %s", there[node] or node, error)
-                continue
-            self._ids[here.name] = node
-            self._heard[here.name] = here
-
-    def _admit(self, here: Here) -> None:
-        """Refuse a node that cannot be in this run, whatever is sound about its greeting."""
-        if here.name in self._ids:
-            raise Refused(f"there is already a node '{here.name}'")
-        before = next((m for m in self.members if m.name == here.name), None)
-        if before is not None and before.users != here.users:
-            raise Refused(f"'{here.name}' had {before.users} users and now has {here.users}")
-        if here.groups:
-            try:
-                groups(self.method, Roll.of(self.job, [here.member(None)]))
-            except UserError as error:
-                raise Refused(str(error)) from error
-
-    def _meet(self) -> None:
-        """Take in nodes that have come back, and new ones where the server's state has no row for each client."""
-        self._greet()
-        found = self._heard
-        new = sorted((set(found) & set(self._ids)) - {m.name for m in self.members})
-        # a budget is accounted for by who could have been chosen from the start
-        if new and self.job.ldp is None and not counts_clients(self.method, self.federation):
-            for name in new:
-                self._enrol(found[name])
-            raise Grown(f"{len(new)} nodes more")
-
-    def _enrol(self, here: Here) -> None:
-        self.members.append(here.member(self.members[-1] if self.members else None))
-        self._enrolled()
-        log.info("node '%s' joins with %d users", here.name, here.users)
-        self.joined(self.members)
-
-    # what they do
 
     def train(self, server: State, ids: Tensor, round: int, traffic: Traffic) -> Iterator[Payload]:
         """Let the nodes train these clients; yield what is left of their uploads after the checks, or their sum."""
@@ -174,6 +57,10 @@ class FlowerFleet:
         if not len(ids):
             return
         self._meet()
+        for gone in (m.clients for m in self.members if m.removed):
+            ids = ids[(ids < gone.start) | (ids >= gone.stop)]
+        if not len(ids):
+            return
         like = template(self.method, server, int(ids[0]), round, self.federation.n_items, self.job.mechanism())
         parts: dict[int, Part] = {}
         for place, member in enumerate(self.members):
@@ -198,21 +85,10 @@ class FlowerFleet:
         yield from guarded_mean(uploads, self.method.downlink(server, ids[:1]), self.guard.robust)
         if self.job.secure and self._spent and not self._answered:
             return
-        asked = {m.name: int(((ids >= m.clients.start) & (ids < m.clients.stop)).sum()) for m in self.members}
+        asked = {m.name: int(((ids >= m.clients.start) & (ids < m.clients.stop)).sum()) for m in self._staying()}
         if not self._enough(asked, self._answered):
             answered = sum(asked[name] for name in self._answered)
-            raise TooFew(f"round {round}: {answered} of {len(ids)} clients replied")
-
-    def _enough(self, asked: Mapping[str, int], answered: set[str]) -> bool:
-        """Whether enough of those asked have answered, by node.
-
-        A node counts for no more than all others together: however many clients it announces, its silence alone
-        cannot stop a run.
-        """
-        total = sum(asked.values())
-        counts = {name: min(count, total - count) or count for name, count in asked.items()}
-        came = sum(counts[name] for name in answered)
-        return came > 0 and came >= self.terms.least * sum(counts.values())
+            raise TooFew(f"round {round}: {answered} of {sum(asked.values())} clients replied")
 
     def _uploads(
         self, parts: dict[int, Part], like: Payload, round: int, traffic: Traffic, limits: Mapping[str, float] | None
@@ -308,9 +184,9 @@ class FlowerFleet:
         self, parts: dict[int, Part], messages: Mapping[int, bytes], kind: str, round: int, traffic: Traffic
     ) -> Iterator[tuple[Part, Packet]]:
         """What nodes answer before the deadline; the rest is counted and named in the log."""
-        silent = {node: parts[node] for node in messages}
-        for node, reply in self._ask(messages, self.terms.deadline, traffic):
-            part = silent.pop(node)
+        names = {node: parts[node].member.name for node in messages}
+        for node, reply in self._heed(messages, names, traffic, round):
+            part = parts[node]
             try:
                 packet = of_kind(unpack(reply), kind)
                 if packet.head.get("round") != round:
@@ -318,21 +194,42 @@ class FlowerFleet:
             except (BadPacket, Refused) as error:
                 self._refuse(part, round, error)
             except Failed as error:
-                self.count.failed += 1
                 if str(error) == Spent.__name__:
+                    self.count.failed += 1
                     self._spent.add(part.member.name)
                     continue
-                self._ids.pop(part.member.name, None)  # it may have lost its folder: greet it again
-                log.warning("round %d: node '%s' failed: %s", round, part.member.name, error)
+                self._failed(part.member.name, round, error)
             else:
                 yield part, packet
-        for part in silent.values():
+
+    def _heed(
+        self, messages: Mapping[int, bytes], names: Mapping[int, str], traffic: Traffic, round: int
+    ) -> Iterator[tuple[int, bytes]]:
+        """Replies as they come; whoever stays silent bears the cost, and has to greet again."""
+        silent = dict(names)
+        began = last = time.monotonic()
+        for node, reply in self._ask(messages, names, self.terms.deadline, traffic):
+            last = time.monotonic()
+            self.board.answered(silent.pop(node), last - began)
+            yield node, reply
+        there = self.link.nodes() if silent else {}
+        for node, name in silent.items():
             self.count.silent += 1
-            log.warning("round %d: node '%s' did not reply in time", round, part.member.name)
+            self._ids.pop(name, None)
+            self.board.was_silent(name, time.monotonic() - last, node in there)
+            log.warning("round %d: node '%s' did not reply in time", round, name)
+
+    def _failed(self, name: str, round: int, error: Failed) -> None:
+        self.count.failed += 1
+        self.board.of(name).failed += 1
+        self.board.of(name).reason = f"round {round}: it failed: {error}"
+        self._ids.pop(name, None)  # it may have lost its folder: greet it again
+        log.warning("round %d: node '%s' failed: %s", round, name, error)
 
     def _refuse(self, part: Part, round: int, error: Exception) -> None:
         self.count.refused += 1
-        log.warning("round %d: an upload of node '%s' is refused: %s", round, part.member.name, error)
+        name = part.member.name
+        self._note(name, f"round {round}: an upload of node '{name}' is refused: {error}")
 
     def _trained(self, part: Part, packet: Packet, traffic: Traffic) -> None:
         """Count a node's clients, and what it says of their loss if that is a number."""
@@ -348,25 +245,28 @@ class FlowerFleet:
         self._greet()
         messages: dict[int, bytes] = {}
         names: dict[int, str] = {}
-        for member in self.members:
+        for member in self._staying():
             if (node := self._ids.get(member.name)) is not None and len(member.sizes):
                 down = self.method.downlink(server, torch.arange(member.clients.start, member.clients.stop))
                 names[node] = member.name
                 messages[node] = self._message("evaluate", member, down.encode(), round=round, phase=phase)
-        users = {member.name: member.users for member in self.members}
+        users = {member.name: member.users for member in self._staying()}
         total = 0
         replied: set[str] = set()
         self.too_short = 0
         parts: dict[str, list[tuple[int, Metrics]]] = {}
-        for node, reply in self._ask(messages, self.terms.deadline, self._traffic):
+        for node, reply in self._heed(messages, names, self._traffic, round):
             try:
                 packet = of_kind(unpack(reply), "evaluated")
                 count = int(between(packet.head["users"], 0, users[names[node]]))
                 short = int(between(packet.head["too_short"], 0, users[names[node]] - count))
                 found = {part: metrics_of(packet.head[part], self.select) for part in self._parts()} if count else {}
-            except (BadPacket, Refused, Failed, KeyError, TypeError) as error:
+            except Failed as error:
+                self._failed(names[node], round, error)
+                continue
+            except (BadPacket, Refused, KeyError, TypeError) as error:
                 self.count.refused += 1
-                log.warning("an evaluation by node '%s' is refused: %s", names[node], error)
+                self._note(names[node], f"round {round}: an evaluation by node '{names[node]}' is refused: {error}")
                 continue
             total += count
             replied.add(names[node])
@@ -387,27 +287,6 @@ class FlowerFleet:
         place = [member.first_user, member.first_client]
         keep = [self.best_round()]
         return Packet(kind, {"job": self.job.id, "place": place, "keep": keep, **head}, body).pack()
-
-    def _ask(
-        self, messages: Mapping[int, bytes], seconds: float, traffic: Traffic | None = None
-    ) -> Iterator[tuple[int, bytes]]:
-        """Ask, and count the bytes and the seconds."""
-        if not messages:
-            return
-        down = sum(map(len, messages.values()))
-        self.count.bytes_down += down
-        if traffic is not None:
-            traffic.bytes_down += down
-        began, worked, waited = time.perf_counter(), 0.0, 0.0
-        for node, reply in self.link.ask(messages, seconds):
-            waited = time.perf_counter() - began
-            self.count.bytes_up += len(reply)
-            if traffic is not None:
-                traffic.bytes_up += len(reply)
-            worked = max(worked, seconds_of(reply))
-            yield node, reply
-        self.count.waited += max(waited, time.perf_counter() - began)
-        self.count.worked += worked
 
     def snapshot(self) -> Count:
         """The counts as they are now."""

@@ -6,6 +6,7 @@ DIR/nodes/NAME/             for a node: ca.crt, node.key and node.crt, by which 
 """
 
 import ipaddress
+import logging
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,6 +25,7 @@ except ImportError as error:
     ) from error
 
 YEARS = 5
+SOON = 30  # days before the end of a certificate from which on it is warned of
 _DAY = timedelta(days=1)
 
 
@@ -48,6 +50,7 @@ def _make(folder: Path, hosts: list[str], nodes: list[str]) -> list[Path]:
     signing = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     assert isinstance(signing, ec.EllipticCurvePrivateKey)
     if hosts:
+        hosts = list(dict.fromkeys([*_hosts(folder / "server" / "server.crt"), *hosts]))
         key = ec.generate_private_key(ec.SECP384R1())
         made += [
             _private(folder / "server" / "server.key", key),
@@ -63,6 +66,30 @@ def _make(folder: Path, hosts: list[str], nodes: list[str]) -> list[Path]:
         if not (certificate := path.with_name("node.crt")).exists():
             made.append(_public(certificate, _pem(_signed(_known(public), [name], authority, signing, server=False))))
     return made
+
+
+def _hosts(path: Path) -> list[str]:
+    """The hosts that a certificate already names: nodes that know the server by one of them must find it again."""
+    if not path.exists():
+        return []
+    found = x509.load_pem_x509_certificate(path.read_bytes()).extensions
+    names = found.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [str(name.value) for name in names]
+
+
+def warn(path: Path, log: logging.Logger) -> int | None:
+    """Days until a certificate ends, with a line in the log where they are few; None where it cannot be read."""
+    try:
+        ends = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    except (OSError, ValueError):
+        return None
+    days = (ends - datetime.now(UTC)).days
+    if days < SOON:
+        what = "has ended" if days < 0 else f"ends in {days} days"
+        log.warning(
+            "the certificate %s %s, on %s; make another: docs/deploy.md, rotating keys", path, what, ends.date()
+        )
+    return days
 
 
 def allowed(folder: Path) -> dict[str, bytes]:

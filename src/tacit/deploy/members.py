@@ -34,6 +34,7 @@ class Member:
     dropped: int = 0
     duplicates: int = 0
     groups: tuple[str, ...] = ()  # what the node says of each client's device; empty: nothing
+    removed: bool = False  # its numbers stay, so that nobody else's change; it is asked no more
 
     @property
     def clients(self) -> range:

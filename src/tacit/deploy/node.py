@@ -21,6 +21,7 @@ from tacit.core.payload import BadPayload, Payload, decode, stacked
 from tacit.core.store import ClientStore
 from tacit.core.trained import Trained
 from tacit.data.interactions import Interactions
+from tacit.deploy import forget
 from tacit.deploy.identity import NodeIdentity
 from tacit.deploy.job import Job
 from tacit.deploy.ledger import Ledger
@@ -149,7 +150,7 @@ class Node:
 
         `keys` is what `tacit keys` made for it: in a secure sum nodes prove by them who they are.
         """
-        self.data = data
+        self._all = data
         self.secure = secure
         self.keys = keys
         self.vault = Vault(folder)
@@ -164,6 +165,14 @@ class Node:
         self.name: str = name or known_as or f"node-{secrets.token_hex(6)}"
         if known_as != self.name:
             self.vault.write_json("node.json", {"name": self.name})
+        self._remember()
+
+    def _remember(self) -> None:
+        """Leave out, on disk and in memory, who was forgotten since the last message."""
+        self._forgotten = forget.stamp(self.vault.path)
+        forget.clear(self.vault)
+        self.data = forget.without(self._all, self.vault)
+        self.work = None
 
     def answer(self, blob: bytes) -> bytes:
         """A reply to any message. What went wrong is told in this node's log; the server learns its name alone."""
@@ -171,6 +180,8 @@ class Node:
         try:
             asked = unpack(blob)
             log.info("asked: %s, round %s", asked.kind, asked.head.get("round", "-"))
+            if forget.stamp(self.vault.path) != self._forgotten:
+                self._remember()
             reply = {
                 "hello": self._hello,
                 "invite": self._sum,
@@ -198,6 +209,8 @@ class Node:
             return Packet("here", {"version": VERSION})
         job = Job.load(asked.body)
         self._permits(job)
+        if why := asked.head.get("waits"):
+            log.warning("the server asks this node for nothing: %s", ascii(why)[:300].strip("'"))
         work = self.work
         if work is None or work.job.id != job.id:
             work = Work(job, self.data, self.vault, self.threads, self.allow)
@@ -343,6 +356,7 @@ def recommend(
     model; nothing of that is sent or kept.
     """
     vault = Vault(folder)
+    data = forget.without(data, vault)
     work = _reopen(vault, served(vault), data, 0, allow)
     model = _model(vault, work.job.id)
     if work.place is None or model is None:

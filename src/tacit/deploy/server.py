@@ -15,6 +15,7 @@ from tacit.core.bounds import made_up
 from tacit.core.fleet import Guard
 from tacit.core.payload import State
 from tacit.core.rounds import Progress, RoundRecord, chosen, federate, participation, sample
+from tacit.deploy.board import Board
 from tacit.deploy.fleet import FlowerFleet, Grown, Link, Terms, TooFew
 from tacit.deploy.job import Catalogue, Job, catalogue
 from tacit.deploy.members import Member
@@ -29,6 +30,8 @@ from tacit.runs.summary import Summary, clock, summarise
 
 log = logging.getLogger("tacit.server")
 
+LONGEST_PAUSE = 30.0  # seconds between two tries of a round
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -39,8 +42,7 @@ class Asked:
     nodes: int = 1  # wait for so many before the first round
     together: bool = False  # a client is a whole node
     terms: Terms = dataclasses.field(default_factory=Terms)
-    wait: float = 3600.0  # seconds to wait for nodes
-    tries: int = 10  # of a round with too few replies
+    wait: float = 0.0  # seconds without a finished round after which the server gives up; 0: never
 
 
 def prepare(asked: Asked, path: Path, published: Catalogue | None = None) -> tuple[RunFolder, Job]:
@@ -88,18 +90,24 @@ def prepare(asked: Asked, path: Path, published: Catalogue | None = None) -> tup
     return folder, job
 
 
-def run(asked: Asked, folder: RunFolder, job: Job, link: Link, watch: Watch | None = None) -> Summary:
+def run(
+    asked: Asked, folder: RunFolder, job: Job, link: Link, watch: Watch | None = None, board: Board | None = None
+) -> Summary:
     """Run the rounds from where the folder stands, then test at the best one."""
     with folder.writer():
-        return Summary(**folder.summary) if folder.summary else _run(asked, folder, job, link, watch)
+        if folder.summary:
+            return Summary(**folder.summary)
+        return _run(asked, folder, job, link, watch, board or Board())
 
 
-def _run(asked: Asked, folder: RunFolder, job: Job, link: Link, watch: Watch | None) -> Summary:
+def _run(asked: Asked, folder: RunFolder, job: Job, link: Link, watch: Watch | None, board: Board) -> Summary:
     method = job.build((job.method,))
-    fleet = FlowerFleet(link, job, method, asked.terms, _members(folder), lambda found: _write(folder, found))
+    fleet = FlowerFleet(
+        link, job, method, asked.terms, members(folder), lambda found: write_members(folder, found), board=board
+    )
     fleet.select = asked.config.select
     fleet.guard = Guard(asked.config.bound, asked.config.robust)
-    if not fleet.gather(asked.nodes, asked.wait):
+    if not fleet.gather(asked.nodes - sum(m.removed for m in fleet.members), asked.wait):
         raise UserError(f"fewer than {asked.nodes} nodes after {asked.wait:.0f} s; start them and try again")
     plan = plan_of(asked.config, method)
 
@@ -112,6 +120,7 @@ def _run(asked: Asked, folder: RunFolder, job: Job, link: Link, watch: Watch | N
     progress, before = start()
     spent = clock(before)
     fleet.best_round = lambda: progress.best_round
+    board.state, board.method, board.round, board.rounds = "training", job.method, progress.round, plan.rounds
     if progress.round:
         log.info("going on after round %d", progress.round)
     last = fleet.snapshot()
@@ -121,6 +130,7 @@ def _run(asked: Asked, folder: RunFolder, job: Job, link: Link, watch: Watch | N
         line = progress.history[-1]
         folder.log(line)
         folder.save(progress, {}, spent())  # every round: nodes may not be asked for one again
+        board.round = line.round
         now = fleet.snapshot()
         append(folder.path / "wire.jsonl", to_json({"round": line.round, "seconds": line.seconds, **now.since(last)}))
         last = now
@@ -152,7 +162,7 @@ def _run(asked: Asked, folder: RunFolder, job: Job, link: Link, watch: Watch | N
 
     if mechanism is not None:
         fleet.asking = asking
-    tries = asked.tries
+    patient = _Patience(fleet, asked.wait)
     while True:
         reached = progress.round
         try:
@@ -163,19 +173,28 @@ def _run(asked: Asked, folder: RunFolder, job: Job, link: Link, watch: Watch | N
         except Grown as error:
             log.info("%s from round %d on", error, progress.round + 1)
         except TooFew as error:
-            tries = asked.tries if progress.round > reached else tries - 1
-            if tries <= 0:
-                raise UserError(f"{error}; start the nodes and then the server again: it goes on") from error
-            log.warning("%s; the round is tried again", error)
+            patient.after(error, progress.round > reached)
             progress, _ = start()  # an aggregation may have begun on the old state
-            _gather_again(fleet, asked)
     return _finish(asked, folder, job, fleet, progress, spent)
 
 
-def _gather_again(fleet: FlowerFleet, asked: Asked) -> None:
-    time.sleep(1)
-    if not fleet.gather(1, asked.wait):
-        raise UserError(f"no node is there after {asked.wait:.0f} s; start them and then the server again: it goes on")
+class _Patience:
+    """Waits for a quorum after a round that failed, ever longer while nothing else happens."""
+
+    def __init__(self, fleet: FlowerFleet, most: float) -> None:
+        self.fleet, self.most = fleet, most
+        self.since, self.times = time.monotonic(), 0
+
+    def after(self, error: TooFew, went_on: bool) -> None:
+        """Return when it can be tried again; a UserError where that takes longer than the operator has patience."""
+        if went_on:
+            self.since, self.times = time.monotonic(), 0
+        log.warning("%s; it is tried again", error)
+        time.sleep(min(2.0**self.times, LONGEST_PAUSE))
+        self.times += 1
+        left = self.since + self.most - time.monotonic() if self.most else 0.0
+        if left < 0 or not self.fleet.regather(left):
+            raise UserError(f"{error}; start the nodes and then the server again: it goes on") from error
 
 
 def _finish(
@@ -189,15 +208,13 @@ def _finish(
     found = folder.load("best")
     assert found is not None
     best, before = found[0], fleet.snapshot()
-    for last in range(asked.tries - 1, -1, -1):
+    patient = _Patience(fleet, asked.wait)
+    while True:
         try:
             test = fleet.evaluate(best, "test", progress.best_round or progress.round)
             break
         except TooFew as error:
-            if not last:
-                raise UserError(f"{error}; start the nodes and then the server again: it goes on") from error
-            log.warning("%s; the test is tried again", error)
-            _gather_again(fleet, asked)
+            patient.after(error, went_on=False)
     beside = fleet.snapshot().since(before)
     ids = sample(fleet.federation.n_clients, 256, job.seed, 0)
     summary = summarise(
@@ -216,6 +233,7 @@ def _finish(
         duplicates=sum(m.duplicates for m in fleet.members),
     )
     folder.finish(dataclasses.asdict(summary))
+    fleet.board.state = "finished"
     return summary
 
 
@@ -248,11 +266,13 @@ def _asked_before(folder: RunFolder) -> list[int]:
     return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
-def _write(folder: RunFolder, members: list[Member]) -> None:
+def write_members(folder: RunFolder, members: list[Member]) -> None:
+    """Keep who is in a run."""
     write_json(folder.path / "nodes.json", {"members": [dataclasses.asdict(m) for m in members]})
 
 
-def _members(folder: RunFolder) -> list[Member]:
+def members(folder: RunFolder) -> list[Member]:
+    """Who is in a run."""
     path = folder.path / "nodes.json"
     if not path.exists():
         return []
@@ -260,3 +280,16 @@ def _members(folder: RunFolder) -> list[Member]:
         Member(**m | {"sizes": tuple(m["sizes"]), "groups": tuple(m.get("groups", ()))})
         for m in json.loads(path.read_text())["members"]
     ]
+
+
+def remove(path: Path, name: str) -> int:
+    """Take a node out of a run for good; gives how many stay."""
+    folder = RunFolder.open(path)
+    with folder.writer():
+        found = members(folder)
+        if name not in [m.name for m in found if not m.removed]:
+            known = ", ".join(m.name for m in found if not m.removed) or "nobody"
+            raise UserError(f"there is no node '{name}' in {path}; there is {known}")
+        found = [dataclasses.replace(m, removed=m.removed or m.name == name) for m in found]
+        write_members(folder, found)
+    return sum(not m.removed for m in found)

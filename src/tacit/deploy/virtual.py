@@ -80,14 +80,15 @@ class OverGrid:
         """All of them, from the start."""
         return dict.fromkeys(self.grid.get_node_ids())
 
-    def ask(self, messages: Mapping[int, bytes], seconds: float) -> Iterator[tuple[int, bytes]]:
+    def ask(self, messages: Mapping[int, bytes], seconds: Mapping[int, float]) -> Iterator[tuple[int, bytes]]:
         """Send, and yield replies as they come until all are there or the time is up."""
         from flwr.app import Message, MessageType
 
         from tacit.deploy.flower import blob_of, content
 
-        until = time.monotonic() + seconds
-        made = [Message(content(blob), node, MessageType.TRAIN, ttl=seconds + 600) for node, blob in messages.items()]
+        most = max(seconds.values())
+        until = time.monotonic() + most
+        made = [Message(content(blob), node, MessageType.TRAIN, ttl=most + 600) for node, blob in messages.items()]
         waiting = set(self.grid.push_messages(made))
         while waiting:
             late = time.monotonic() > until
