@@ -186,9 +186,8 @@ class FlowerFleet:
         if self.job.secure and (layout := Layout(self.method, like, self.method.downlink(server, ids[:1]))).length:
             uploads = self._sum(parts, layout, len(ids), round, traffic)
         else:
-            limits = None
-            if self.guard.bound:
-                limits = limits_of(self.method, server, ids, round, self.federation, self.guard.bound)
+            bound = self.guard.bound
+            limits = limits_of(self.method, server, ids, round, self.federation, bound) if bound else None
             uploads = self._uploads(parts, like, round, traffic, limits)
         self._answered = set()
         yield from guarded_mean(uploads, self.method.downlink(server, ids[:1]), self.guard.robust)
