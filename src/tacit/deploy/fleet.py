@@ -76,9 +76,8 @@ class FlowerFleet(Gathering):
         if self.job.secure and (layout := Layout(self.method, like, self.method.downlink(server, ids[:1]))).length:
             uploads = self._sum(parts, layout, len(ids), round, traffic)
         else:
-            limits = None
-            if self.guard.bound:
-                limits = limits_of(self.method, server, ids, round, self.federation, self.guard.bound)
+            bound = self.guard.bound
+            limits = limits_of(self.method, server, ids, round, self.federation, bound) if bound else None
             uploads = self._uploads(parts, like, round, traffic, limits)
         self._answered, self._spent = set(), set()
         self.asking(round)
