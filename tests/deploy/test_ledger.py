@@ -14,7 +14,7 @@ from tacit.core.fleet import Traffic
 from tacit.deploy.ledger import Ledger
 from tacit.deploy.node import Node
 from tacit.deploy.vault import Vault
-from tacit.deploy.wire import Packet, unpack
+from tacit.deploy.wire import VERSION, Packet, unpack
 from tacit.errors import UserError
 from tacit.privacy.mechanisms import Gaussian, Laplace, UnclippedGaussian
 from toys import few_users
@@ -90,7 +90,7 @@ def test_a_node_with_a_bound_takes_no_part_without_noise(tmp_path, caplog):
     data = few_users(24)
     careful = Node(data, tmp_path, threads=1, max_epsilon=1.0)
     for job, answer in ((job_of(data, "fedmf", SETTINGS), "sorry"), (noisy(data), "here")):
-        assert unpack(careful.answer(Packet("hello", {}, job.dump()).pack())).kind == answer
+        assert unpack(careful.answer(Packet("hello", {"version": VERSION}, job.dump()).pack())).kind == answer
     assert "the run adds no noise to uploads, and this node was started with --max-epsilon 1" in caplog.text
 
 

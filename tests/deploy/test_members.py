@@ -24,7 +24,7 @@ def raw(text):
 
 
 def deep(depth):
-    return raw('["here", {"users": ' + "[" * depth + "]" * depth + "}]")
+    return raw(f'["here", {{"version": {VERSION}, "users": ' + "[" * depth + "]" * depth + "}]")
 
 
 BAD = {
@@ -91,8 +91,10 @@ def test_a_node_says_which_version_it_misses(tmp_path, caplog):
     reply = unpack(node.answer(asked.pack()))
     assert (reply.kind, reply.head["version"]) == ("here", VERSION)
     assert f"version {VERSION + 1} of the protocol and this node version {VERSION}" in caplog.text
-    first = Packet("hello", {}, job_of(data, "fedmf", METHODS["fedmf"]).dump())  # the first edition did not say
-    assert unpack(node.answer(first.pack())).head["users"] == 8
+    job = job_of(data, "fedmf", METHODS["fedmf"]).dump()
+    assert unpack(node.answer(Packet("hello", {"version": VERSION}, job).pack())).head["users"] == 8
+    unpack(node.answer(Packet("hello", {}, job).pack()))  # the first edition did not say, and spoke otherwise
+    assert f"version 1 of the protocol and this node version {VERSION}" in caplog.text
 
 
 def test_a_node_of_many_silent_users_does_not_stop_the_others(tmp_path):
@@ -102,7 +104,7 @@ def test_a_node_of_many_silent_users_does_not_stop_the_others(tmp_path):
     fleet, link = federation_of(tmp_path / "nodes", data, job, parts=2)
     many = Node(data, tmp_path / "many", "many", threads=1)
     link.named["many"] = many
-    greeting = Packet("here", {"name": "many", "users": 96, "sizes": [1] * 96}).pack()
+    greeting = Packet("here", {"version": VERSION, "name": "many", "users": 96, "sizes": [1] * 96}).pack()
     link.spoil = {"many": lambda reply: greeting if unpack(reply).kind == "here" else None}
     fleet = FlowerFleet(link, job, job.build(), Terms(deadline=5.0))
     assert fleet.gather(3, 5)

@@ -15,7 +15,7 @@ from tacit.data.interactions import from_columns
 from tacit.deploy import node as machine
 from tacit.deploy.node import Node, recommend
 from tacit.deploy.vault import Vault, write
-from tacit.deploy.wire import BadPacket, Packet, unpack
+from tacit.deploy.wire import VERSION, BadPacket, Packet, unpack
 from tacit.errors import UserError
 from toys import few_users
 
@@ -147,11 +147,11 @@ def test_a_node_builds_no_method_from_elsewhere(tmp_path, caplog):
     data = few_users(8)
     job = job_of(data, "os:system")
     node = Node(data, tmp_path / "node", threads=1)
-    assert unpack(node.answer(Packet("hello", {}, job.dump()).pack())).kind == "sorry"
+    assert unpack(node.answer(Packet("hello", {"version": VERSION}, job.dump()).pack())).kind == "sorry"
     assert "--allow os:system" in caplog.text
     own = job_of(data, "tacit.core.trained:Trained", {"dim": 2})
     allowed = Node(data, tmp_path / "node", threads=1, allow=("tacit.core.trained:Trained",))
-    assert unpack(allowed.answer(Packet("hello", {}, own.dump()).pack())).kind == "here"
+    assert unpack(allowed.answer(Packet("hello", {"version": VERSION}, own.dump()).pack())).kind == "here"
 
 
 def test_a_model_that_cannot_be_read_is_a_sentence(trained):
@@ -167,7 +167,7 @@ def test_a_model_that_cannot_be_read_is_a_sentence(trained):
 def test_a_node_makes_no_mechanism_from_elsewhere(tmp_path, caplog):
     data, kind = few_users(8), "tacit.privacy.mechanisms:Laplace"
     job = replace(job_of(data, "fedmf", {"dim": 2}), ldp={"kind": kind, "scale": 1.0, "clip": 1.0})
-    hello = Packet("hello", {}, job.dump()).pack()
+    hello = Packet("hello", {"version": VERSION}, job.dump()).pack()
     assert unpack(Node(data, tmp_path / "node", threads=1).answer(hello)).kind == "sorry"
     assert f"--allow {kind}" in caplog.text
     assert unpack(Node(data, tmp_path / "other", threads=1, allow=(kind,)).answer(hello)).kind == "here"

@@ -44,6 +44,7 @@ def until(condition, seconds):
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_a_federation_is_watched_through_the_loss_of_a_node(place):
     began, pages = time.monotonic(), free_port()
     for name in ("a", "b", "c"):

@@ -19,7 +19,7 @@ from tacit.data.splits import split
 from tacit.deploy.fleet import TooFew
 from tacit.deploy.node import Node
 from tacit.deploy.server import prepare
-from tacit.deploy.wire import ANSWERS, Packet, unpack
+from tacit.deploy.wire import ANSWERS, VERSION, Packet, unpack
 from tacit.errors import UserError
 from tacit.privacy import secure_sum
 from tacit.privacy.secure_fleet import SecureFleet
@@ -149,7 +149,7 @@ def test_a_node_sends_nothing_outside_a_secure_sum(tmp_path):
     assert unpack(node.answer(Packet("reveal", asked | {"party": 0}).pack())).head == {"error": "Unknown"}
     careful = Node(data, tmp_path / "b", threads=1, secure=True)
     for job, answer in ((job_of(data, "fedmf", ONE), "sorry"), (fleet.job, "here")):
-        assert unpack(careful.answer(Packet("hello", {}, job.dump()).pack())).kind == answer
+        assert unpack(careful.answer(Packet("hello", {"version": VERSION}, job.dump()).pack())).kind == answer
 
 
 def test_what_cannot_be_summed_is_refused_at_the_start(tmp_path):

@@ -19,7 +19,7 @@ from tacit.deploy.connection import serve
 from tacit.deploy.engine import Engine
 from tacit.deploy.node import Node
 from tacit.deploy.server import Asked, prepare, run
-from tacit.deploy.wire import Packet
+from tacit.deploy.wire import VERSION, Packet
 from toys import few_users
 
 
@@ -108,7 +108,7 @@ def test_nothing_of_a_user_is_on_the_wire_and_the_bytes_are_those_of_the_record(
                 carries = path == {"up": "push-object", "down": "pull-object"}[way]
                 (sent if carries else beside)[way] += body
     # the job with its catalogue, once, and the answer to it are no part of a round
-    hello = Packet("hello", {}, job.dump()).pack()
+    hello = Packet("hello", {"version": VERSION}, job.dump()).pack()
     greeting = {"down": len(hello), "up": len(node.answer(hello))}
     recorded = {"up": summary.bytes_up, "down": summary.bytes_down}
     print(

@@ -11,7 +11,7 @@ from tacit.deploy import commands, keys
 from tacit.deploy.fleet import FlowerFleet, Terms
 from tacit.deploy.node import Node, recommend
 from tacit.deploy.vault import KEPT, Vault
-from tacit.deploy.wire import Packet, unpack
+from tacit.deploy.wire import VERSION, Packet, unpack
 from tacit.errors import UserError
 from toys import few_users
 
@@ -25,7 +25,7 @@ def greeted(folder, data, runs, **options):
     node = Node(data, folder, "n", threads=1, **options)
     for run in runs:
         job = job_of(data, "fedmf", {"dim": 2, "epochs": 1}, run=str(run))
-        assert unpack(node.answer(Packet("hello", {}, job.dump()).pack())).kind == "here"
+        assert unpack(node.answer(Packet("hello", {"version": VERSION}, job.dump()).pack())).kind == "here"
     return node
 
 
@@ -72,7 +72,7 @@ def test_a_third_run_leaves_the_first_ones_private_state(tmp_path):
     distributed(fleet, rounds=1)
     for run in ("second", "third"):
         later = job_of(data, "pfedclr", METHODS["pfedclr"], run=run)
-        link.named["n0"].answer(Packet("hello", {}, later.dump()).pack())
+        link.named["n0"].answer(Packet("hello", {"version": VERSION}, later.dump()).pack())
     assert link.named["n0"].vault.rounds(job.id) == [1]
 
 

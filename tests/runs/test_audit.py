@@ -171,7 +171,7 @@ def test_rounds_begin_where_a_run_stands(fedmf, tmp_path):
     assert 0 < folder.best_round < folder.last_round == 3
     run = reopen(folder.path)
     for at, after in (("last", 3), ("best", folder.best_round), ("start", 0)):
-        found, rounds = audited._state(run, at)
+        found, rounds = audited.start_of(run, at)
         expected, leaves = folder.load(at) if after else (run.method.init_server(run.fleet.federation), None)
         if leaves is None:
             leaves = ClientStore(run.method, run.fleet.federation).leaves
