@@ -101,7 +101,7 @@ def config(**values: Any) -> RunConfig:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{name}={first['input']!r} does not do: {_lower(first['msg'])}") from None
+        raise UserError(f"{name}={first['input']!r} is invalid: {_lower(first['msg'])}") from None
     select, beside = metrics.selecting(made.select), map(metrics.find, made.metrics)
     made = made.model_copy(update={"select": str(select), "metrics": tuple(map(str, beside))})
     if made.ldp is not None:
@@ -171,15 +171,15 @@ def _parse(cls: type[Method], key: str, value: Any, kind: Any) -> Any:
     except ValidationError as error:
         reason = _lower(error.errors()[0]["msg"])
         shown = value if isinstance(value, str) else json.dumps(value, default=str)
-        raise UserError(f"{key}={shown} does not do for {cls.name}: {reason}") from None
+        raise UserError(f"{key}={shown} is invalid for {cls.name}: {reason}") from None
 
 
 def _check_range(cls: type[Method], key: str, value: Any) -> None:
     """The settings every method has; `not >=` refuses what is not a number too."""
     if key in _LEAST and not value >= _LEAST[key]:
-        raise UserError(f"{key}={value} does not do for {cls.name}: it must be at least {_LEAST[key]}")
+        raise UserError(f"{key}={value} is invalid for {cls.name}: it must be at least {_LEAST[key]}")
     if key in _ABOVE_ZERO and not value > 0:
-        raise UserError(f"{key}={value} does not do for {cls.name}: it must be above 0")
+        raise UserError(f"{key}={value} is invalid for {cls.name}: it must be above 0")
 
 
 def _is_optional(kind: Any) -> bool:

@@ -74,7 +74,7 @@ def test_settings_from_python_are_recognised_again(tmp_path):
 
 
 def test_everything_is_checked_before_anything_runs(tmp_path):
-    with pytest.raises(UserError, match="layers=x does not do for fedncf"):
+    with pytest.raises(UserError, match="layers=x is invalid for fedncf"):
         compare(["fedmf", "fedncf"], [0], tmp_path, settings={"layers": "x"}, **QUICK)
     with pytest.raises(UserError, match="unknown method 'fedmff'"):
         compare(["popularity", "fedmff"], [0], tmp_path, **QUICK)

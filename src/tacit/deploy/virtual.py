@@ -40,7 +40,7 @@ def simulate(asked: Asked, path: Path, cpus: float = 1.0, watch: Watch | None = 
     config = asked.config
     data = load(config.data, config.min_interactions)
     if not 1 <= asked.nodes <= data.n_users:
-        raise UserError(f"{config.data} has {data.n_users:,} users: nodes={asked.nodes} does not do")
+        raise UserError(f"{config.data} has {data.n_users:,} users: nodes={asked.nodes} is too many")
     titles = None if data.titles is None else tuple(map(str, data.titles))
     # a worker that starts has everything to read before it can say who it is
     asked = dataclasses.replace(asked, terms=dataclasses.replace(asked.terms, greeting=asked.terms.deadline))

@@ -97,7 +97,7 @@ def _options(name: str, asked_for: list[str], options: dict[str, Any]) -> dict[s
 
 
 def once(asked: RunConfig, path: Path | None, watch: Watch | None) -> Summary:
-    """The result of a run: read where it is finished, else run, or gone on with, in `path`."""
+    """The result of a run: read where it is finished, else run or resumed in `path`."""
     if path is not None and (path / "run.json").exists():
         if not is_of(RunFolder.open(path), asked):
             raise UserError(f"{path} holds a run with other options; name another --out")

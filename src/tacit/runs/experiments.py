@@ -140,7 +140,7 @@ def read(path: Path) -> Experiment:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{path}: '{where}' does not do: {first['msg'][:1].lower() + first['msg'][1:]}") from None
+        raise UserError(f"{path}: '{where}' is invalid: {first['msg'][:1].lower() + first['msg'][1:]}") from None
     made.metrics[:] = [str(metrics.find(metric)) for metric in made.metrics]
     for figure in made.figures:
         if figure not in FIGURES:
