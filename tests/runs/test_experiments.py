@@ -84,15 +84,15 @@ def test_a_part_of_it_can_be_asked_for(file):
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ('title = "A small table"', "", "'title' is too many"),
+        ('title = "A small table"', "", "'title' is invalid"),
         ('"HR@10", "NDCG@10"', '"HR@7"', "unknown metric 'HR@7'"),
         ('"up", "cpu"', '"weight"', "unknown figure 'weight'"),
         ("dim = 4", "dim = 0", "dim=0 is invalid for fedmf"),
         ('method = "popularity"', 'method = "popular"', "unknown method 'popular'"),
         ("published.demo = [{", "published.other = [{", "data set 'other', which the file does not list"),
         ("seeds = [0, 1]", "seeds = [0, 1", "is not TOML"),
-        ("note =", "remark =", "'remark' is too many"),
-        ("rounds = 2", "rounds = 0", "rounds=0 is too many"),
+        ("note =", "remark =", "'remark' is invalid"),
+        ("rounds = 2", "rounds = 0", "rounds=0 is invalid"),
     ],
 )
 def test_a_wrong_file_is_refused_before_anything_runs(file, old, new, complaint):
