@@ -64,6 +64,6 @@ def test_virtual_nodes_on_ray_give_the_state_of_the_simulation(tmp_path, monkeyp
         torch.testing.assert_close(one[name], value, atol=1e-5, rtol=1e-5)
     assert found.test == pytest.approx({name: expected.test[name] for name in expected.valid}, abs=1e-6)
     assert found.users_evaluated == expected.users_evaluated
-    for options, why in (({"secure": True}, "tacit run --secure"), ({"nodes": 10**6}, "is invalid")):
+    for options, why in (({"secure": True}, "tacit run --secure"), ({"nodes": 10**6}, "is too many")):
         with pytest.raises(UserError, match=why):
             simulate(asked(**options), tmp_path / "other")
