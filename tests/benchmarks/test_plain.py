@@ -43,6 +43,7 @@ def test_own_and_engine_batches_hold_the_same_samples(demo: Federation) -> None:
     assert [len(samples(device)) for device in own] == (5 * demo.sizes[:4]).tolist()
 
 
+@pytest.mark.slow
 def test_quick_run_writes_its_figures(tmp_path: Path) -> None:
     main(["--quick", "--data", "demo", "--large", "demo", "--out", str(tmp_path)])
     engine = json.loads((tmp_path / "engine.json").read_text())

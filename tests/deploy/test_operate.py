@@ -88,6 +88,7 @@ def test_a_federation_is_watched_through_the_loss_of_a_node(place):
     assert [m.removed for m in members(RunFolder.open(place.path / "run"))] == [False, False, True]
 
 
+@pytest.mark.slow
 def test_a_full_disk_on_the_server_ends_with_a_sentence(place):
     """First the log has no room, which stops nothing; then no file may grow."""
     for name in ("a", "b", "c"):

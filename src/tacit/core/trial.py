@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import traceback
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import TypeVar, get_origin
 
 import numpy as np
@@ -50,6 +50,7 @@ def check_settings(cls: type[Method]) -> None:
                 )
 
 
+@lru_cache(maxsize=512)
 def check_method(method: Method) -> None:
     """Leaves that are declared and made alike, scores and losses of the right shape, pairs that agree with scores."""
     federation = few_people()
