@@ -50,9 +50,22 @@ def check_settings(cls: type[Method]) -> None:
                 )
 
 
-@lru_cache(maxsize=512)
 def check_method(method: Method) -> None:
     """Leaves that are declared and made alike, scores and losses of the right shape, pairs that agree with scores."""
+    try:
+        _check_once(method)
+    except TypeError as error:
+        if "unhashable" not in str(error):
+            raise
+        _check(method)  # a setting that is a list
+
+
+@lru_cache(maxsize=512)
+def _check_once(method: Method) -> None:
+    _check(method)
+
+
+def _check(method: Method) -> None:
     federation = few_people()
     server = _try(method, "init_server", lambda: method.init_server(federation))
     _check_leaves(method, federation, server)
