@@ -12,8 +12,8 @@ from tacit.methods.pfedclr import PFedCLR
 class Held(PFedCLR):
     """Where TACIT_TEST_HOLD names a folder, round r waits as long as there is a file `r` in it."""
 
-    def phases(self, round):
+    def receive(self, clients, down, data):
         if folder := os.environ.get("TACIT_TEST_HOLD"):
-            while (Path(folder) / str(round)).exists():
+            while (Path(folder) / str(data.round)).exists():
                 time.sleep(0.05)
-        return super().phases(round)
+        return super().receive(clients, down, data)
