@@ -1,5 +1,6 @@
 """FedNCF: a perceptron over user and item vectors, federated, and its centralised reference."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -8,11 +9,13 @@ import torch
 from torch import Tensor
 
 from tacit.core.leaves import Leaves, shared
+from tacit.core.objective import gradient_by
 from tacit.core.optim import Optimizer
 from tacit.core.payload import State
-from tacit.core.perceptron import chosen_pairs, every_pair
+from tacit.core.perceptron import chosen_pairs, every_pair, through
+from tacit.core.scorers import put, take
 from tacit.core.trained import Trained
-from tacit.data.cohort import Federation
+from tacit.data.cohort import Batch, Federation
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,26 @@ class FedNCF(Trained):
             unit = self.starting(federation, f"w{n}", rows, columns) / self.init
             server |= {f"w{n}": unit * (2 / rows) ** 0.5, f"b{n}": torch.zeros(columns)}
         return server
+
+    @gradient_by("perceptron_gradient")
+    def loss(self, p: State, batch: Batch) -> Tensor:
+        """Mean binary cross-entropy of each client's batch, (C,)."""
+        return super().loss(p, batch)
+
+    def perceptron_gradient(
+        self, p: State, batch: Batch, names: Iterable[str], scratch: State
+    ) -> tuple[Tensor, State] | None:
+        """`loss` and its gradients for one user; only the batch's rows pass through the perceptron."""
+        if batch.count is None:
+            return None
+        few, rows = batch.occurring
+        loss, grads, of_user, of_rows = through(
+            {n: p[n] for n in self.perceptron}, p["user"], take(p["items"], rows), few
+        )
+        grads["user"] = of_user
+        if "items" in names:
+            grads["items"] = put(of_rows, rows, few, p["items"], scratch)
+        return loss, {n: grads[n] for n in names}
 
     def score(self, p: State, table: Tensor) -> Tensor:
         """(C, U, L)."""

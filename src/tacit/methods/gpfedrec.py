@@ -11,6 +11,7 @@ from torch import Tensor
 from tacit import rng
 from tacit.core.leaves import Leaves, private
 from tacit.core.method import Moment, spread
+from tacit.core.objective import gradient_by
 from tacit.core.payload import Each, Field, Payload, Rows, Shared, State
 from tacit.core.trained import Phase, Trained
 from tacit.data.cohort import Batch, Cohort, Federation
@@ -96,6 +97,7 @@ class GPFedRec(FedNCF):
         rates = dict.fromkeys(self.perceptron, self.lr)
         return [self.phase(rates | {"user": self.user_lr, "items": self.table_rate}, loss=self.loss)]
 
+    @gradient_by("guided_gradient")
     def loss(self, p: State, batch: Batch) -> Tensor:
         """BCE + λ·MSE(items, target), of the second the rows that the client trains, (C,)."""
         return super().loss(p, batch) + self.distance(p)
@@ -103,6 +105,24 @@ class GPFedRec(FedNCF):
     def distance(self, p: State) -> Tensor:
         """λ / (M·d) · Σ (items − target)², (C,)."""
         return ((p["items"] - p["target"]).square() * p["pull"]).sum((1, 2))
+
+    def guided_gradient(
+        self, p: State, batch: Batch, names: Iterable[str], scratch: State
+    ) -> tuple[Tensor, State] | None:
+        """`loss` and its gradients for one user."""
+        found = self.perceptron_gradient(p, batch, names, scratch)
+        if found is None:
+            return None
+        loss, grads = found
+        if "apart" not in scratch:
+            scratch["apart"] = torch.empty_like(p["items"])
+        apart = torch.sub(p["items"], p["target"], out=scratch["apart"])
+        if batch.report:
+            flat = apart.flatten(1)[:, None]  # (C, 1, L·d)
+            loss = loss + (flat @ flat.mT * p["pull"])[:, 0, 0]
+        if "items" in grads:
+            grads["items"].addcmul_(apart, p["pull"], value=2)
+        return loss, grads
 
     def whole(self, name: str, p: State, down: Payload, data: Cohort) -> Field:
         """The table: touched rows as training left them, the others target + γ^steps · (received − target)."""
