@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tacit.cli import data, inspection, methods, nodes, runs, studies
+from tacit.cli import data, inspection, methods, nodes, pages, runs, studies
 from tacit.cli.screen import err, out
 from tacit.errors import UserError
 
@@ -35,6 +35,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "audit": inspection.audit,
     "forget": inspection.forget,
     "update": inspection.update,
+    "report": pages.report,
     "keys": nodes.keys,
     "server": nodes.server,
     "node": nodes.node,
