@@ -23,7 +23,7 @@ BELOW["runs"] = set(BELOW)
 BELOW["testing"] = BELOW["runs"] | {"runs"}
 BELOW["deploy"] = BELOW["studio"] = BELOW["runs"] | {"runs"}
 BELOW["cli"] = set(BELOW) | {"runs", "deploy", "studio"}
-BELOW["__init__"] = {"errors", "runs"}  # what `import tacit` offers
+BELOW["__init__"] = {"errors", "data", "runs"}  # what `import tacit` offers
 BELOW["__main__"] = {"cli"}
 
 
