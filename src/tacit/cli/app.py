@@ -25,6 +25,7 @@ app.add_typer(data_app, name="data")
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": runs.run,
+    "train": runs.train,
     "compare": runs.compare,
     "experiment": studies.experiment,
     "results": studies.results,
