@@ -1,4 +1,4 @@
-"""`run`, `compare` and `resume`: training, and what comes out of it."""
+"""`run`, `train`, `compare` and `resume`: training, and what comes out of it."""
 
 import dataclasses
 from pathlib import Path
@@ -81,6 +81,70 @@ def run(
     _finish(started, sanity_rows, as_json)
 
 
+def train(
+    method: o.MethodName = "tally",
+    data: o.DataName = "ml-100k",
+    rounds: o.Rounds = None,
+    seed: o.Seed = 0,
+    settings: o.Settings = None,
+    plug: o.Plug = None,
+    clients: o.Clients = 0,
+    min_interactions: o.AtLeast = 0,
+    select: o.Select = "NDCG@10",
+    evaluate_every: o.Every = 1,
+    patience: o.Patience = 0,
+    threads: o.Threads = 0,
+    folder: Annotated[Path | None, typer.Option("--out", help="the model's folder")] = None,
+) -> None:
+    """Train a method for use: on everything that users have, with rounds or settings chosen before by validation."""
+    from tacit.config import config, parse_pairs
+    from tacit.data import sources
+    from tacit.runs.train import prepare
+
+    (method,), of_plug = o.plugged([method], plug)
+    asked = config(
+        method=method,
+        data=data,
+        rounds=rounds,
+        seed=seed,
+        settings=parse_pairs(settings or []) | of_plug,
+        clients=clients,
+        min_interactions=min_interactions,
+        select=select,
+        evaluate_every=evaluate_every,
+        patience=patience,
+        threads=threads,
+    )
+    with downloading() as progress:
+        sources.load(data, min_interactions, progress)
+    with stopping("nothing is kept of a choice that was not finished"), rounds_bar() as watching:
+        made = prepare(asked, folder, watch=watching("choosing by validation"))
+    if made.chosen:
+        out.print(f"{method}: {made.chosen}")
+    _finish_model(made)
+
+
+def _finish_model(run: "Run") -> None:
+    """Train on everything to the end, and show how to use it."""
+    from tacit.runs import report
+    from tacit.runs.model import Model
+
+    path = run.folder.path
+    with stopping(f"go on with: tacit resume {path}"), rounds_bar() as watching:
+        run.go_on(watching(run.config.method))
+    model = Model(run)
+    users = _some_users(run)
+    for user in users:
+        out.print(report.recommendations(user, model.recent(user), model.recommend(user)))
+    items = ",".join(model.owned(users[0])[:3])
+    out.print(
+        f"trained on all {len(run.split.data):,} interactions of {run.split.n_users:,} users → {path}\n"
+        f"for a user: tacit recommend {path} --user {users[0]}\n"
+        f"for somebody new: tacit recommend {path} --items {items}\n"
+        f"for everyone: tacit recommend {path} --all --out lists.csv"
+    )
+
+
 def compare(
     names: Annotated[list[str], typer.Argument(metavar="METHOD…")],
     data: o.DataName = "ml-100k",
@@ -151,6 +215,9 @@ def resume(
         extend(folder, rounds)
     with downloading() as progress:
         stopped = reopen(folder, progress)
+    if stopped.config.protocol == "everything":
+        _finish_model(stopped)
+        return
     _finish(stopped, sanity_rows, as_json)
 
 
@@ -159,6 +226,7 @@ def _finish(run: "Run", sanity_rows: bool, as_json: bool) -> None:
     from tacit.runs import diagnose, report
     from tacit.runs.compare import Row, sanity
     from tacit.runs.files import to_json
+    from tacit.runs.model import Model
     from tacit.runs.run import Summary
 
     path = run.folder.path
@@ -174,8 +242,9 @@ def _finish(run: "Run", sanity_rows: bool, as_json: bool) -> None:
             rows += sanity(run.config, [n for n in names if n != run.config.method])
     table(rows, run.config.metrics)
     out.print(report.groups(summary))
+    model = Model(run)
     for user in _some_users(run):
-        out.print(report.recommendations(user, run.recent(user), run.recommend(user)))
+        out.print(report.recommendations(user, model.recent(user), model.recommend(user, held_out=True)))
     if as_json:
         print(to_json(dataclasses.asdict(summary)))
 
@@ -191,6 +260,7 @@ def _both(one: "Watch", other: "Watch") -> "Watch":
 def _some_users(run: "Run", count: int = 2) -> list[str]:
     """A user or two of ordinary activity, the same every time."""
     lengths = run.split.train.lengths
-    evaluated = [u for u in lengths.argsort(kind="stable").tolist() if len(run.split.test[u])]
-    middle = len(evaluated) // 2
-    return [str(run.split.data.user_ids[u]) for u in evaluated[middle : middle + count]]
+    tested = run.split.test.lengths if run.split.evaluates else lengths
+    shown = [u for u in lengths.argsort(kind="stable").tolist() if tested[u]]
+    middle = len(shown) // 2
+    return [str(run.split.data.user_ids[u]) for u in shown[middle : middle + count]]

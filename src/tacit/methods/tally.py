@@ -104,6 +104,11 @@ class Tally(ClosedForm):
         pure = product(self.ridge[:1], (w for w in self.blend if w == 1), self.ease_ridge)  # λ does not matter there
         return [*product(self.ridge, (w for w in self.blend if w < 1), self.ease_ridge[:1]), *pure]
 
+    def chosen(self, round: int) -> Self:
+        """The method with the candidate of this round alone."""
+        ridge, blend, alone = self.candidates()[max(round - 1 - bool(self.inputs), 0)]
+        return replace(self, ridge=(ridge,), blend=(blend,), ease_ridge=(alone,))
+
     def length(self, asked: int | None = None) -> int:
         """A round for each candidate, after one for counting where histories are cut down."""
         return len(self.candidates()) + bool(self.inputs)

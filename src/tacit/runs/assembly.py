@@ -17,6 +17,7 @@ from tacit.core.rounds import Plan, participation, participation_of, sample
 from tacit.core.trained import Trained
 from tacit.data.cohort import Federation
 from tacit.data.downloads import Progress as DownloadProgress
+from tacit.data.interactions import Interactions
 from tacit.data.ragged import Ragged
 from tacit.data.sources import load
 from tacit.data.splits import Split, split
@@ -48,11 +49,11 @@ def fitted(method: Method, n_items: int, ordered: bool) -> tuple[Method, str]:
     return method.fitted(n_items, ordered) if isinstance(method, Fitting) else (method, "")
 
 
-def check(asked: RunConfig) -> None:
+def check(asked: RunConfig, own: Interactions | None = None) -> None:
     """Refuse before anything runs what would be refused at its start."""
     method = method_of(asked)
     if asked.ldp is not None or asked.dp is not None:
-        mechanism_of(asked, method, federation_of(asked, method, None))
+        mechanism_of(asked, method, federation_of(asked, method, None, own))
 
 
 def plan_of(asked: RunConfig, method: Method) -> Plan:
@@ -62,14 +63,16 @@ def plan_of(asked: RunConfig, method: Method) -> Plan:
         seed=asked.seed,
         **participation_of(method),
         select=asked.select,
-        evaluate_every=asked.evaluate_every,
+        evaluate_every=0 if asked.protocol == "everything" else asked.evaluate_every,
         patience=asked.patience,
     )
 
 
-def federation_of(asked: RunConfig, method: Method, progress: DownloadProgress | None) -> Federation:
-    """The data set, split and handed out to its clients."""
-    data = load(asked.data, asked.min_interactions, progress)
+def federation_of(
+    asked: RunConfig, method: Method, progress: DownloadProgress | None, own: Interactions | None = None
+) -> Federation:
+    """The data set, or `own` data in its place, split and handed out to its clients."""
+    data = load(asked.data, asked.min_interactions, progress) if own is None else own
     if asked.clients > data.n_users and not method.pooled:
         raise UserError(f"clients={asked.clients} is more than the {data.n_users:,} users of {data.name}")
     return clients_of(asked, method, split(data, asked.protocol, asked.seed))
