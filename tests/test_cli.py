@@ -68,7 +68,7 @@ def assert_one_sentence(result, *parts):
         (["run", "--select", "NDCG@7"], ["unknown metric 'NDCG@7'", "NDCG@10"]),
         (["run", "--select", "coverage@10"], ["Coverage@10 is computed at test time only", "NDCG@10"]),
         (["compare", "fedmf", "--metrics", "coverage,glamour"], ["unknown metric 'glamour'", "Gini@10"]),
-        (["run", "--rounds", "0"], ["rounds=0", "greater than or equal to 1"]),
+        (["run", "--rounds", "0"], ["rounds=0", "at least 1"]),
         (["run", "--clients", "500"], ["clients=500", "300 users of demo"]),
         (["run", "--min-interactions", "5000"], ["5,000 interactions", "the most is"]),
         (["compare", "fedmf", "--seeds", "0,x"], ["--seeds 0,x", "0,1,2"]),

@@ -1,6 +1,7 @@
 """From a configuration to the parts of a run: method, federation, mechanism, plan and what run.json says of them."""
 
 import dataclasses
+import os
 import platform
 from datetime import datetime
 from importlib.metadata import version
@@ -12,6 +13,7 @@ import torch
 from tacit.config import RunConfig, build
 from tacit.core.capabilities import Fitting
 from tacit.core.fleet import SimulatedFleet, Traffic
+from tacit.core.memory import installed, needed
 from tacit.core.method import Method
 from tacit.core.rounds import Plan, participation, participation_of, sample
 from tacit.core.trained import Trained
@@ -53,6 +55,27 @@ def check(asked: RunConfig) -> None:
     method = method_of(asked)
     if asked.ldp is not None or asked.dp is not None:
         mechanism_of(asked, method, federation_of(asked, method, None))
+
+
+def check_memory(asked: RunConfig, method: Method, federation: Federation) -> None:
+    """Refuse what this machine has no room for."""
+    there = installed()
+    if there is None:
+        return
+    takes = needed(method, federation, asked.chunk, asked.threads or os.cpu_count() or 1)
+    total = takes.total - (takes.clients if asked.mapped else 0)
+    if total <= there:
+        return
+    if takes.clients > takes.work and not asked.mapped:
+        way = "--mapped keeps its clients' state on disk"
+    elif takes.work > takes.server:
+        way = "fewer negatives, a smaller dim or --threads 1 need less"
+    else:
+        way = "a smaller dim or fewer items (--min-interactions) need less"
+    raise UserError(
+        f"{asked.method} on {asked.data} with these settings would take about {total / 1e9:,.0f} GB of memory, and "
+        f"this machine has {there / 1e9:,.0f} GB; {way}"
+    )
 
 
 def plan_of(asked: RunConfig, method: Method) -> Plan:

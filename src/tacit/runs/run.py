@@ -28,6 +28,7 @@ from tacit.methods import find
 from tacit.privacy.secure_fleet import SecureFleet
 from tacit.runs.assembly import (
     Protecting,
+    check_memory,
     clients_of,
     description,
     federation_of,
@@ -217,6 +218,7 @@ def start(configuration: RunConfig, out: Path | None = None, progress: DownloadP
     federation = federation_of(configuration, method, progress)
     divided = federation.split
     method, chosen = fitted(method, federation.n_items, divided.data.time is not None)
+    check_memory(configuration, method, federation)
     if not divided.test.lengths.any():
         raise UserError(f"nobody in {configuration.data} has 3 interactions or more: there is nothing to evaluate on")
     mechanism = mechanism_of(configuration, method, federation)
