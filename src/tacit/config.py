@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import tomllib
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -98,6 +100,7 @@ def config(**values: Any) -> RunConfig:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         raise UserError(f"{name}={first['input']!r} is invalid: {reason(error)}") from None
+    made = made.model_copy(update={"method": canonical(made.method)})
     select, beside = metrics.selecting(made.select), map(metrics.find, made.metrics)
     made = made.model_copy(update={"select": str(select), "metrics": tuple(map(str, beside))})
     if made.ldp is not None:
@@ -110,6 +113,29 @@ def config(**values: Any) -> RunConfig:
     if made.dp is not None:
         made.dp.check(made.secure, made.ldp is not None)
     return made
+
+
+def canonical(method: str) -> str:
+    """A method's name as it is written down: FedMF is fedmf, PLGC+FedMF is plgc+fedmf; a class keeps its letters."""
+    return "+".join(part if ":" in part else part.lower() for part in method.split("+"))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The options of a run from a TOML file, or from the run.json of an earlier one."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
+    values = values.get("config", values) if isinstance(values, dict) else values
+    if not isinstance(values, dict):
+        raise UserError(f'{path} is not the configuration of a run; write lines such as method = "fedmf"')
+    for key in values:
+        if key not in RunConfig.model_fields:
+            raise unknown(f"option in {path}", key, RunConfig.model_fields)
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def build(cls: type[Method], settings: dict[str, Any]) -> Method:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tacit.cli import data, inspection, methods, nodes, runs, studies
+from tacit.cli import data, inspection, methods, nodes, pages, runs, studies
 from tacit.cli.screen import err, out
 from tacit.errors import UserError
 
@@ -25,6 +25,7 @@ app.add_typer(data_app, name="data")
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": runs.run,
+    "train": runs.train,
     "compare": runs.compare,
     "experiment": studies.experiment,
     "results": studies.results,
@@ -35,6 +36,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "audit": inspection.audit,
     "forget": inspection.forget,
     "update": inspection.update,
+    "report": pages.report,
     "keys": nodes.keys,
     "server": nodes.server,
     "node": nodes.node,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tacit.cli.screen import out
+from tacit.cli.screen import out, show
 
 
 def methods(
@@ -32,7 +32,7 @@ def methods(
         table.add_row(called, _kind(cls), _about(cls), cls.paper, _settings(cls, Trained))
     for called, plug in registry.PLUGS.known().items():
         table.add_row(f"--plug {called}", "plug-in", _about(plug), getattr(plug, "paper", ""), _settings(plug, Trained))
-    out.print(table)
+    show(table)
     out.print("tacit methods NAME lists all settings of a method; --set NAME=VALUE changes one.")
 
 
@@ -46,7 +46,7 @@ def _one(name: str, cls: Any) -> None:
     table = Table("setting", "default", "type", "range", "what it is")
     for one in settings_of(cls).values():
         table.add_row(one.name, _short(one.default), one.type, one.limits, _comment(cls, one.name))
-    out.print(table)
+    show(table)
 
 
 def _about(cls: type) -> str:

@@ -53,10 +53,7 @@ class Setting:
     @property
     def limits(self) -> str:
         """Its range in words, as in `at least 1`; empty: any value of its type."""
-        for part in (self.kind, *typing.get_args(self.kind)):  # of a tuple, the range of its members
-            if found := [text for info in _infos(part) if (text := _words(info))]:
-                return found[0]
-        return ""
+        return _limits(self.kind)
 
     @property
     def type(self) -> str:
@@ -120,8 +117,10 @@ def reason(error: ValidationError) -> str:
     return str(first["msg"][:1].lower() + first["msg"][1:])
 
 
-def _infos(kind: Any) -> list[FieldInfo]:
-    return [x for x in getattr(kind, "__metadata__", ()) if isinstance(x, FieldInfo)]
+def _limits(kind: Any) -> str:
+    """Of a tuple, the range of its members."""
+    infos = [x for x in getattr(kind, "__metadata__", ()) if isinstance(x, FieldInfo)]
+    return next(filter(None, [*map(_words, infos), *map(_limits, typing.get_args(kind))]), "")
 
 
 def _words(info: FieldInfo) -> str:

@@ -38,7 +38,7 @@ def imported_file(name: str) -> Path:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[BinaryIO]:
+def writing(path: Path, way_out: str = "set TACIT_CACHE to a folder with room") -> Iterator[BinaryIO]:
     """Write `path` whole or not at all, so that a kill half way leaves no broken file behind that name."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -48,7 +48,7 @@ def writing(path: Path) -> Iterator[BinaryIO]:
         part.replace(path)
     except OSError as error:
         reason = error.strerror or error
-        raise UserError(f"cannot write {path} ({reason}); set TACIT_CACHE to a folder with room") from error
+        raise UserError(f"cannot write {path} ({reason}); {way_out}") from error
     finally:
         with suppress(OSError):  # what stands in the way of writing may stand in the way of this too
             part.unlink(missing_ok=True)

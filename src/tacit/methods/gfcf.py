@@ -1,8 +1,8 @@
 """GF-CF: a graph filter in closed form, and the function that tally shares with it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -40,6 +40,10 @@ class GFCF(ClosedForm):
     def length(self, asked: int | None = None) -> int:
         """A round for each rank."""
         return len(self.rank)
+
+    def chosen(self, round: int) -> Self:
+        """With the rank of this round alone."""
+        return replace(self, rank=self.rank[round - 1 : round])
 
     def init_server(self, federation: Federation) -> State:
         """Nothing yet."""

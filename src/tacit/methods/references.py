@@ -1,8 +1,8 @@
 """Sanity rows and closed-form references: what every comparison shows beside the learned methods."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -133,6 +133,10 @@ class EASE(ClosedForm):
     def length(self, asked: int | None = None) -> int:
         """A round for each λ."""
         return len(self.ridge)
+
+    def chosen(self, round: int) -> Self:
+        """With the λ of this round alone."""
+        return replace(self, ridge=self.ridge[round - 1 : round])
 
     def init_server(self, federation: Federation) -> State:
         """Nothing yet, (M, M)."""

@@ -88,8 +88,6 @@ class Tally(ClosedForm):
         """What a client ranks with."""
         return dict.fromkeys(("inputs", "B", "E", "blend"), shared())
 
-    # what is tried
-
     def fitted(self, n_items: int, ordered: bool) -> tuple[Self, str]:
         """Without order the item weights alone, and as many inputs as fit; and what was chosen."""
         chosen, said = self, []
@@ -108,6 +106,11 @@ class Tally(ClosedForm):
         pure = product(self.ridge[:1], (w for w in self.blend if w == 1), self.ease_ridge)  # λ does not matter there
         return [*product(self.ridge, (w for w in self.blend if w < 1), self.ease_ridge[:1]), *pure]
 
+    def chosen(self, round: int) -> Self:
+        """The method with the candidate of this round alone."""
+        ridge, blend, alone = self.candidates()[max(round - 1 - bool(self.inputs), 0)]
+        return replace(self, ridge=(ridge,), blend=(blend,), ease_ridge=(alone,))
+
     def length(self, asked: int | None = None) -> int:
         """A round for each candidate, after one for counting where histories are cut down."""
         return len(self.candidates()) + bool(self.inputs)
@@ -121,8 +124,6 @@ class Tally(ClosedForm):
         if not self.clip or not self.dp_noise:
             return None
         return gaussian_epsilon(self.dp_noise, self.delta) if self.dp_seed < 0 else math.inf
-
-    # what a client sends
 
     def init_server(self, federation: Federation) -> State:
         """No sums yet."""
