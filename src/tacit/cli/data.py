@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tacit.cli import options as o
+from tacit.cli import screen
 from tacit.cli.screen import downloading, out
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def names() -> None:
     for name in sources.names():
         here = name == "demo" or sources.find(name) is not None
         table.add_row(name, sources.describe(name), "yes" if here else "no")
-    out.print(table)
+    screen.show(table)
 
 
 def show(name: str, min_interactions: o.AtLeast = 0) -> None:

@@ -7,10 +7,10 @@ from statistics import mean, stdev
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tacit.config import RunConfig, build, config
+from tacit.config import RunConfig, build, canonical, config
 from tacit.errors import UserError
 from tacit.methods import find
-from tacit.runs.assembly import check
+from tacit.runs.assembly import check, idle
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import Summary, Watch, resume, start
 
@@ -42,7 +42,7 @@ class Row:
 def compare(
     methods: Iterable[str],
     seeds: Iterable[int] = (0,),
-    out: Path | None = None,
+    out: str | Path | None = None,
     begin: Callable[[RunConfig], Watch | None] | None = None,
     **options: Any,
 ) -> list[Row]:
@@ -51,7 +51,7 @@ def compare(
     Runs already finished in `out` are read, not run again. Settings apply to every method that has them; one
     that no method has is an error. Noise on uploads is not for centralised references and sanity rows.
     """
-    names = list(dict.fromkeys(methods))
+    names = list(dict.fromkeys(map(canonical, methods)))
     given = options.pop("settings", {})
     classes = {name: find(name) for name in [*names, *(s for s in SANITY if s not in names)]}
     fields = {name: cls.__dataclass_fields__ for name, cls in classes.items()}
@@ -59,6 +59,9 @@ def compare(
         if not any(key in fields[name] for name in names):
             raise UserError(f"no method here has a setting '{key}': {', '.join(names)}")
     numbers = list(seeds)
+    for seed in set(numbers):
+        if numbers.count(seed) > 1:
+            raise UserError(f"seed {seed} is given twice, and the same seed gives the same run; name each once")
     planned: dict[str, list[RunConfig]] = {}  # everything is checked before anything runs
     for name, cls in classes.items():
         settings = {} if name in SANITY and name not in names else {k: v for k, v in given.items() if k in fields[name]}
@@ -66,11 +69,13 @@ def compare(
         chosen = _options(name, names, options)
         planned[name] = [config(method=name, seed=seed, settings=settings, **chosen) for seed in numbers]
         check(planned[name][0])
+    if all(idle(planned[name][0], build(classes[name], planned[name][0].settings)) for name in names):
+        raise UserError(f"rounds={options.get('rounds')} has no effect on {', '.join(names)}; leave it out")
     rows = []
     for name, configurations in planned.items():
         runs = []
         for asked in configurations:
-            path = None if out is None else out / f"{name}-{asked.data}-{asked.protocol}-s{asked.seed}"
+            path = None if out is None else Path(out) / f"{name}-{asked.data}-{asked.protocol}-s{asked.seed}"
             runs.append(once(asked, path, begin(asked) if begin else None))
         rows.append(Row(name, tuple(runs)))
     return rows
