@@ -120,7 +120,7 @@ def audit(
         bool, typer.Option("--poison", help="play clients that push an item instead, with and without each defence")
     ] = False,
     interactions: Annotated[int, typer.Option("--target", min=1, help="interactions of the item they push")] = 6,
-    bound: Annotated[float, typer.Option("--bound", min=0.01, help="with --poison, the bound that is a defence")] = 3,
+    bound: Annotated[float, typer.Option("--bound", min=0.01, help="with --poison, the bound that is a defence")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="a line a run and protection")] = False,
 ) -> None:
     """Play the curious server, which infers from uploads who has which items, or with --poison malicious clients."""

@@ -16,12 +16,14 @@ from tacit.core.local import local_round
 from tacit.core.method import Method
 from tacit.core.payload import Cut, Each, Field, Payload, Rows, State
 from tacit.core.store import ClientStore
+from tacit.core.trained import Trained
 from tacit.data.cohort import Federation
 from tacit.data.interactions import Interactions
 from tacit.data.splits import split
 from tacit.errors import UserError
 
 TYPICAL = 100.0  # root mean square of a change, at most, where nobody says otherwise
+BOUND = 1.0  # times what is usual: what a server of strangers allows where nobody says otherwise
 USUAL = "usual/"  # and a field's name: where the server's state keeps the median
 
 
@@ -41,6 +43,13 @@ def made_up_upload(
     data = method.data(alone, torch.zeros(1, dtype=torch.long), round)
     down = method.downlink(server, torch.tensor([client]))
     return down, local_round(method, ClientStore(method, alone).read(data, training=True), down, data)[1]
+
+
+def boundable(method: Method) -> bool:
+    """Whether clients train and upload tables, so that their change can be bounded."""
+    alone = made_up(16)
+    down, up = made_up_upload(method, method.init_server(alone), 0, 1, alone)
+    return isinstance(method, Trained) and bool(bounded(up, down, {})[1])
 
 
 def overweight(up: Payload, like: Payload, sizes: Tensor) -> str:

@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from tacit.errors import UserError, unknown
 from tacit.figures import build, inside, tables
 from tacit.serving.guard import Guard, answer_errors
-from tacit.studio import people, tryout
+from tacit.studio import people
 from tacit.studio.shelf import Shelf, view
 
 BEAT = 0.5  # seconds between two looks at a run
@@ -146,10 +146,14 @@ def _people(app: FastAPI, studio: Studio) -> None:
 
     @app.get("/api/try/{name:path}")
     def items(name: str) -> Any:
+        from tacit.studio import tryout
+
         return tryout.catalogue(models.of(shelf.record(name).path))
 
     @app.get("/api/model/{name:path}")
     def model(name: str) -> Response:
+        from tacit.studio import tryout
+
         return Response(tryout.small(models.of(shelf.record(name).path)), media_type="application/octet-stream")
 
 

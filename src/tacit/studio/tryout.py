@@ -6,9 +6,12 @@ from typing import Any
 import numpy as np
 
 from tacit.errors import UserError
+from tacit.methods.tally import Tally
+from tacit.methods.tally_shipped import small_model
+from tacit.methods.tally_small import Whole, cut
 from tacit.runs.model import Model
 
-SIZE = 4e6  # bytes
+MEGABYTES = 4.0
 
 
 def catalogue(model: Model) -> dict[str, Any]:
@@ -21,26 +24,16 @@ def catalogue(model: Model) -> dict[str, Any]:
 
 @lru_cache(maxsize=2)
 def small(model: Model) -> bytes:
-    """The model of a linear method as `tally_small` writes it."""
-    from tacit.methods.tally_small import Whole, cut
-
-    server, count = model.server, model.data.n_items
-    own, used = np.arange(count), np.bincount(model.run.split.train.values, minlength=count).astype(np.float64)
+    """The model of a linear method as `tally_small` writes it: the one that devices get, or one cut for the page."""
+    server, method = model.server, model.method
+    if isinstance(method, Tally):
+        own = server.get("model")
+        return small_model(method, server, MEGABYTES) if own is None else own.numpy().tobytes()
     weights = server.get("weights", server.get("filter"))
-    if weights is not None and weights.shape == (count, count):
-        return cut({"E": Whole(weights.numpy(), used, own, 1.0)}, SIZE, (), (), 1.0)
-    if "B" not in server or "blend" not in server:
+    if weights is None:
         raise UserError(
             f"{model.run.config.method} is trained on the device and does not rank in a page; choose a run of tally"
         )
-    blend = float(server["blend"])
-    inputs = server["inputs"].numpy().astype(np.int64) if "inputs" in server else None
-    rows = own if inputs is None else inputs
-    scales = len(server["B"]) // max(len(rows), 1)
-    settings = model.run.folder.run["settings"]
-    parts = {}
-    if len(server["B"]):
-        parts["B"] = Whole(server["B"].numpy(), np.tile(used[rows], scales), np.tile(rows, scales), 1 - blend)
-    if len(server["E"]):
-        parts["E"] = Whole(server["E"].numpy(), used[rows], rows, blend)
-    return cut(parts, SIZE, settings["windows"], settings["decays"], blend, inputs)
+    count = model.data.n_items
+    used = np.bincount(model.run.split.train.values, minlength=count).astype(np.float64)
+    return cut({"E": Whole(weights.numpy(), used, np.arange(count), 1.0)}, MEGABYTES * 1e6, (), (), 1.0)
