@@ -64,11 +64,11 @@ def assert_one_sentence(result, *parts):
         (["run", "fedmf", "--set", "dim=wide"], ["dim=wide", "fedmf", "valid integer"]),
         (["run", "fedmf", "--set", "dim=0"], ["dim=0", "at least 1"]),
         (["run", "--data", "demoo"], ["unknown data set 'demoo'", "did you mean 'demo'?", "ml-100k"]),
-        (["run", "--protocol", "strikt"], ["'strikt'", "'strict', 'paper', 'symmetric' or 'ratio'"]),
+        (["run", "--protocol", "strikt"], ["'strikt'", "'strict', 'paper', 'symmetric'"]),
         (["run", "--select", "NDCG@7"], ["unknown metric 'NDCG@7'", "NDCG@10"]),
         (["run", "--select", "coverage@10"], ["Coverage@10 is computed at test time only", "NDCG@10"]),
         (["compare", "fedmf", "--metrics", "coverage,glamour"], ["unknown metric 'glamour'", "Gini@10"]),
-        (["run", "--rounds", "0"], ["rounds=0", "greater than or equal to 1"]),
+        (["run", "--rounds", "0"], ["rounds=0", "at least 1"]),
         (["run", "--clients", "500"], ["clients=500", "300 users of demo"]),
         (["run", "--min-interactions", "5000"], ["5,000 interactions", "the most is"]),
         (["compare", "fedmf", "--seeds", "0,x"], ["--seeds 0,x", "0,1,2"]),
@@ -362,7 +362,7 @@ def test_ctrl_c_says_how_to_go_on(tacit, place, uninterrupted):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err == "stopped; go on with: tacit resume run\n"
+    assert err == "stopped; continue with: tacit resume run\n"
     assert not (place / "run" / "summary.json").exists()
     assert resumed(tacit) == uninterrupted
 

@@ -45,6 +45,8 @@ def test_what_is_read_of_a_sparse_sum_is_what_is_read_of_a_dense_one(sparse):
     whole = total.to_dense()
     chosen = torch.tensor([0, 7, 21, 39])
     assert torch.equal(diagonal(total), whole.diagonal())
+    own = torch.arange(39, 9, -1)
+    assert torch.equal(diagonal(total, own), whole[torch.arange(30), own])
     assert torch.equal(columns(total, chosen), whole[:, chosen])
     room = torch.full((30, 40), 5.0)
     assert write_out(total, room) is room

@@ -46,13 +46,14 @@ def plus(total: Tensor, parts: Iterable[Sparse], sign: float = 1.0) -> Tensor:
     return total.to_dense() if total.values().numel() > FULL * total.numel() else total
 
 
-def diagonal(total: Tensor) -> Tensor:
-    """The diagonal of a sum, a copy."""
+def diagonal(total: Tensor, column: Tensor | None = None) -> Tensor:
+    """The diagonal of a sum, or of every row the cell at its own `column`."""
+    column = torch.arange(len(total)) if column is None else column
     if not total.is_sparse:
-        return total.diagonal().clone()
-    row, column = total.indices()
-    on = row == column
-    return torch.zeros(min(total.shape)).index_put_((row[on],), total.values()[on])
+        return total[torch.arange(len(total)), column]
+    row, place = total.indices()
+    on = column[row] == place
+    return torch.zeros(len(total)).index_put_((row[on],), total.values()[on])
 
 
 def write_out(total: Tensor, room: Tensor | None = None) -> Tensor:

@@ -1,10 +1,10 @@
 """tally: clients share additive statistics, the server solves in closed form; one upload, and able to forget."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -13,20 +13,14 @@ from torch import Tensor
 
 from tacit.core.closed_form import ClosedForm
 from tacit.core.leaves import Leaves, shared
-from tacit.core.method import Moment
+from tacit.core.method import Method, Moment
 from tacit.core.payload import Payload, Shared, Sparse, State
 from tacit.core.scorers import standardised
+from tacit.core.settings import Amount, Count, Decay, Positives, Probability, Seed, Shares, Whole, Windows
 from tacit.data.cohort import Cohort, Federation
 from tacit.errors import UserError
 from tacit.methods.gfcf import graph_filter, leading
-from tacit.methods.history_sums import (
-    Cells,
-    Sequences,
-    counts,
-    places,
-    recent,
-    sparse_field,
-)
+from tacit.methods.history_sums import Cells, Sequences, counts, places, recent, sparse_field
 from tacit.methods.large_sums import added
 from tacit.methods.ridge import ease_solution, factor_of, solved
 from tacit.methods.ridge_revision import factored, revised, scale_of, sparse_matrix
@@ -57,31 +51,44 @@ class Tally(ClosedForm):
     the columns too, of these items.
     """
 
-    windows: tuple[int, ...] = (1, 20)  # W of each time scale
-    decays: tuple[float, ...] = (1.0, 0.9)  # γ of each time scale
-    ridge: tuple[float, ...] = (0.3, 1.0, 4.0)  # λ, as a multiple of A's mean diagonal (to a power of two)
-    blend: tuple[float, ...] = (0.0, 0.3, 0.5, 1.0)  # w: 0 is the ridge alone, 1 the item weights alone
-    inputs: int = 0  # how many of the most popular items histories consist of; 0: as many as fit
+    windows: Windows = (1, 20)  # W of each time scale
+    decays: tuple[Decay, ...] = (1.0, 0.9)  # γ of each time scale
+    ridge: Positives = (0.3, 1.0, 4.0)  # λ, as a multiple of A's mean diagonal (to a power of two)
+    blend: Shares = (0.0, 0.3, 0.5, 1.0)  # w: 0 is the ridge alone, 1 the item weights alone
+    inputs: Whole = 0  # how many of the most popular items histories consist of; 0: as many as fit
     weights: Literal["ease", "gfcf"] = "ease"  # what is made of G
-    ease_ridge: tuple[float, ...] = (200.0, 50.0, 100.0, 500.0, 1000.0)  # λ of EASE alone; blended, the first
-    denoise: tuple[float, ...] = (0.1, 0.3)  # q, also tried with the smallest λ, which becomes λ + q · an item's count
-    gfcf_rank: int = 128  # of GF-CF's ideal filter
-    gfcf_ideal: float = 0.3  # its weight
+    ease_ridge: Positives = (200.0, 50.0, 100.0, 500.0, 1000.0)  # λ of EASE alone; blended, the first
+    denoise: tuple[Amount, ...] = (0.0, 0.1, 0.3)  # q: λ + q · an item's count; all but the first with the smallest λ
+    gfcf_rank: Count = 128  # of GF-CF's ideal filter
+    gfcf_ideal: Amount = 0.3  # its weight
     history: Literal["train", "known"] = "train"  # known: the device's validation item counts as input at test
-    clip: float = 0.0  # L2 bound on a user's whole contribution; 0: none
-    dp_noise: float = 0.0  # standard deviation of the Gaussian noise on the sums, in units of clip
-    delta: float = 1e-6
-    dp_seed: int = -1  # of the noise; -1: the system's entropy. A number is for repeatable simulations: ε = ∞
+    clip: Amount = 0.0  # L2 bound on a user's whole contribution; 0: none
+    dp_noise: Amount = 0.0  # standard deviation of the Gaussian noise on the sums, in units of clip
+    delta: Probability = 1e-6
+    dp_seed: Seed = -1  # of the noise; -1: the system's entropy. A number is for repeatable simulations: ε = ∞
+    small: Amount = 0.0  # MB of the model that every client downloads, cut from the solution; 0: the whole solution
 
     name: ClassVar[str] = "tally"
     paper: ClassVar[str] = "FedCIA's idea taken to its end"
     individual: ClassVar[str] = ""  # all it needs is sums
 
+    def __post_init__(self) -> None:
+        """Refuse what does not go together."""
+        if len(self.windows) != len(self.decays):
+            raise UserError(f"tally needs a decay for each window: windows={self.windows}, decays={self.decays}")
+        if self.inputs and (self.clip or self.weights == "gfcf"):
+            raise UserError(f"inputs={self.inputs} is invalid with clip or weights=gfcf; leave it out")
+
+    @classmethod
+    def refined(cls, settings: Mapping[str, Any]) -> type[Method]:
+        """With a small model, a class of its own."""
+        from tacit.methods.tally_shipped import SmallTally
+
+        return SmallTally if str(settings.get("small", 0.0)) not in ("0", "0.0") else cls
+
     def leaves(self) -> Leaves:
         """What a client ranks with."""
         return dict.fromkeys(("inputs", "B", "E", "blend"), shared())
-
-    # what is tried
 
     def fitted(self, n_items: int, ordered: bool) -> tuple[Self, str]:
         """Without order the item weights alone, and as many inputs as are affordable; and what was chosen."""
@@ -98,10 +105,14 @@ class Tally(ClosedForm):
 
     def candidates(self) -> list[Candidate]:
         """Every solution that is tried, in the order of the rounds."""
-        gfcf = self.weights == "gfcf"
-        return candidates(
-            self.ridge, self.blend, self.ease_ridge[:1] if gfcf else self.ease_ridge, () if gfcf else self.denoise
-        )
+        many = slice(None) if self.weights == "ease" else slice(1)
+        return candidates(self.ridge, self.blend, self.ease_ridge[many], self.denoise[many])
+
+    def chosen(self, round: int) -> Self:
+        """The method with the candidate of this round alone."""
+        one = self.candidates()[max(round - 1 - bool(self.inputs), 0)]
+        alone = replace(self, ridge=(one.ridge,), blend=(one.blend,))
+        return replace(alone, ease_ridge=(one.ease_ridge,), denoise=(one.denoise,))
 
     def length(self, asked: int | None = None) -> int:
         """A round for each candidate, after one for counting where histories are cut down."""
@@ -117,20 +128,19 @@ class Tally(ClosedForm):
             return None
         return gaussian_epsilon(self.dp_noise, self.delta) if self.dp_seed < 0 else math.inf
 
-    # what a client sends
-
     def init_server(self, federation: Federation) -> State:
         """No sums yet."""
         rows = min(self.inputs or federation.n_items, federation.n_items)
         if self._sums.whole(rows, federation.n_items) > 2 * CELLS:
             raise UserError(f"{rows:,} inputs are more than tally holds in memory; try --set inputs=1000")
-        if self.inputs and (self.clip or self.weights == "gfcf"):
-            raise UserError(f"inputs={self.inputs} is invalid with clip or weights=gfcf; leave it out")
         return {"tried": torch.zeros(1).long()}
 
     def downlink(self, server: State, ids: Tensor) -> Payload:
-        """Nothing before there is a choice of items or a solution."""
-        return Payload(ids, {n: Shared(server[n]) for n in self.leaves() if n in server})
+        """Nothing before there is a choice of items or a solution; of that, what the blend takes."""
+        idle = {0.0: "E", 1.0: "B"}.get(float(server["blend"])) if "blend" in server else None
+        return Payload(
+            ids, {n: Shared(torch.zeros(0) if n == idle else server[n]) for n in self.leaves() if n in server}
+        )
 
     def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
         """A, C and G of each client, as the cells that are not zero; before them, where asked, its counts of items."""
@@ -207,20 +217,16 @@ class Tally(ClosedForm):
         made = solved(factor, server["C"], corner, server.get("B"))
         return {"B": made, "lambda": torch.tensor([scale])} | factored(factor)
 
-    def _weigh(self, server: State, tried: Candidate) -> State:
-        """The item weights E."""
-        if self.weights == "gfcf":
-            return self._gfcf(server["G"])
-        return ease_solution(server, tried.ease_ridge, tried.denoise)
-
     def _corner(self, server: State) -> int:
         """How many of A's first rows are diagonal among themselves: a window of one item holds no pairs."""
         alone = self.windows[0] == 1 and not self.dp_noise
         return len(server["A"]) // len(self.windows) if alone else 0
 
-    def _gfcf(self, gram: Tensor) -> State:
-        """GF-CF's filter from Σ_u x xᵀ / n_u: the linear one, and the ideal one of its first eigenvectors."""
-        full = gram + gram.tril(-1).T
+    def _weigh(self, server: State, tried: Candidate) -> State:
+        """The item weights E: EASE's, or GF-CF's filter from Σ_u x xᵀ / n_u."""
+        if self.weights == "ease":
+            return ease_solution(server, tried.ease_ridge, tried.denoise)
+        full = server["G"] + server["G"].tril(-1).T
         return {"E": graph_filter(full, leading(full, self.gfcf_rank), self.gfcf_ideal)}
 
     def _add_noise(self, server: State) -> None:
@@ -261,15 +267,6 @@ class Tally(ClosedForm):
             seen = seen.at(None, places(chosen, n_items))
         return now, seen
 
-    def serving_bytes(self, down: Payload, data: Cohort) -> int:
-        """Only the rows of B and E that a client's own items name, and which items have a row."""
-        parts = self._histories(down, data, known=False)
-        used = [len(down["B"]) > 0 and float(down["blend"]) < 1, len(down["E"]) > 0 and float(down["blend"]) > 0]
-        slots = data.users.shape[1]
-        wide = len(self.windows) * data.federation.n_items
-        rows = sum(len(np.unique(c.owner // slots * wide + c.column)) for c, u in zip(parts, used, strict=True) if u)
-        return rows * data.federation.n_items * 4 + (down.fields["inputs"].nbytes(len(data.ids)) if self.inputs else 0)
-
     def scores(self, p: State) -> Tensor:
         """(C, U, M)."""
         blend = float(p["blend"])
@@ -295,6 +292,7 @@ class Tally(ClosedForm):
         Sums change in the user's own cells; the solution changes by as many dimensions as steps go and come
         (`shift_ridge`). λ and `inputs` stay what they were.
         """
-        q = self.candidates()[int(server["tried"]) - 1].denoise
-        server = revised(dict(server), self._sums, old, new, self._corner(server) if "A" in server else 0, q)
-        return server | (self._gfcf(server["G"]) if self.weights == "gfcf" and "G" in server else {})
+        tried = self.candidates()[int(server["tried"]) - 1]
+        corner = self._corner(server) if "A" in server else 0
+        server = revised(dict(server), self._sums, old, new, corner, tried.denoise)
+        return server | (self._weigh(server, tried) if self.weights == "gfcf" and "G" in server else {})

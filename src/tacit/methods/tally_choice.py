@@ -24,10 +24,11 @@ def candidates(
 ) -> list[Candidate]:
     """Every one in the order of the rounds; a solution is used for all its w.
 
-    Blended, item weights are those of the first λ and q = 0; alone, those of every λ, and every q with the smallest λ.
+    Blended, item weights are those of the first λ and q; alone, those of every λ with the first q, and of the smallest
+    λ with every other q.
     """
-    weights = [*product(ease_ridge, (0.0,)), *product((min(ease_ridge),), denoise)]
-    blended = product(ridge, (w for w in blend if w < 1), ease_ridge[:1], (0.0,))
+    weights = [*product(ease_ridge, denoise[:1]), *product((min(ease_ridge),), denoise[1:])]
+    blended = product(ridge, (w for w in blend if w < 1), ease_ridge[:1], denoise[:1])
     alone = ((ridge[0], 1.0, *pair) for pair in weights if 1.0 in blend)  # the ridge does not matter there
     return [Candidate(*one) for one in (*blended, *alone)]
 

@@ -299,9 +299,10 @@ def poison_remarks(found: Sequence[Poisoning]) -> list[str]:
     ]
 
 
-def recommendations(user: str, recent: Sequence[str], found: Sequence[Recommendation]) -> Table:
-    """A list for one user beside what it touched last."""
-    table = _table(f"for user {user}, who last chose {'; '.join(recent)}")
+def recommendations(user: str | None, recent: Sequence[str], found: Sequence[Recommendation]) -> Table:
+    """A list for one user, or somebody new, beside what it touched last."""
+    who = "somebody new, who has" if user is None else f"user {user}, who last chose"
+    table = _table(f"for {who} {'; '.join(recent)}")
     table.add_column("", justify="right")
     table.add_column("recommended", min_width=50)
     table.add_column("score", justify="right")
