@@ -209,6 +209,9 @@ def compare(
             ldp=ldp,
         )
     table(rows, names_of(metrics))
+    own = [row.method for row in rows if rounds and not patience and {run.rounds for run in row.runs} != {rounds}]
+    if own:
+        out.print(f"rounds={rounds} has no effect on {', '.join(own)}: closed forms have rounds of their own.")
     if as_json:
         print(to_json([dataclasses.asdict(one) for row in rows for one in row.runs]))
 

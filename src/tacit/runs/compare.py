@@ -12,7 +12,7 @@ from tacit.data.frames import Kind, as_kind, kind_of, named
 from tacit.data.interactions import Interactions
 from tacit.errors import UserError
 from tacit.methods import find
-from tacit.runs.assembly import check, idle
+from tacit.runs.assembly import check
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import Summary, Watch, resume, start
 
@@ -95,8 +95,6 @@ def compare(
         chosen = _options(name, names, options)
         planned[name] = [config(method=name, seed=seed, settings=settings, **chosen) for seed in numbers]
         check(planned[name][0], own)
-    if all(idle(planned[name][0], build(classes[name], planned[name][0].settings)) for name in names):
-        raise UserError(f"rounds={options.get('rounds')} has no effect on {', '.join(names)}; leave it out")
     rows = Rows()
     rows.kind = kind_of(data)
     for name, configurations in planned.items():
