@@ -39,6 +39,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "forget": inspection.forget,
     "update": inspection.update,
     "report": pages.report,
+    "studio": pages.studio,
     "keys": nodes.keys,
     "server": nodes.server,
     "node": nodes.node,

@@ -135,6 +135,7 @@ def audit(
     found = []
     for one in audit.audit(folders, protections, rounds, clients, k, at):
         found.append(one)
+        audit.write_down(one)
         if as_json:
             print(to_json(dataclasses.asdict(one)))
     if not as_json:

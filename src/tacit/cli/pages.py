@@ -28,3 +28,17 @@ def report(
     assert shown is not None
     report.write(shown, page)
     out.print(f"{len(shown['tables'])} tables and {len(shown['figures'])} figures → {page}")
+
+
+def studio(
+    runs: Annotated[list[Path] | None, typer.Argument(metavar="[RUNS]", help="folders of runs, or a node's")] = None,
+    host: Annotated[str, typer.Option("--host", help="address to listen on; others than this machine's are public")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option("--port", help="0: any that is free")] = 8480,
+    experiments: Annotated[Path, typer.Option("--experiments", help="files of published tables")] = Path("experiments"),
+) -> None:
+    """Show runs on a page of this machine: live, compared, explained; Ctrl-C ends it."""
+    from tacit.studio.start import start
+
+    start(runs or [Path("runs")], host, port, experiments, lambda line: out.print(line, soft_wrap=True))

@@ -36,7 +36,7 @@ def curves(rows: Sequence[Row], where: str = "") -> Spec | None:
     return {
         "kind": "lines",
         "name": "learning-curves",
-        "title": "Learning curves",
+        "title": "Learning curve" if len(series) == 1 else "Learning curves",
         "note": f"Validation {select} by round{where}; ringed: the best round, which is the one reported."
         + _over_seeds(rows),
         "x": {"label": "round"},

@@ -1,11 +1,11 @@
 """tally: clients share additive statistics, the server solves in closed form; one upload, and able to forget."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tacit.core.closed_form import ClosedForm
 from tacit.core.leaves import Leaves, shared
-from tacit.core.method import Moment
+from tacit.core.method import Method, Moment
 from tacit.core.payload import Payload, Shared, Sparse, State
 from tacit.core.scorers import standardised
 from tacit.core.settings import Amount, Count, Decay, Positives, Probability, Seed, Shares, Whole, Windows
@@ -72,6 +72,7 @@ class Tally(ClosedForm):
     dp_noise: Amount = 0.0  # standard deviation of the Gaussian noise on the sums, in units of clip
     delta: Probability = 1e-6
     dp_seed: Seed = -1  # of the noise; -1: the system's entropy. A number is for repeatable simulations: ε = ∞
+    small: Amount = 0.0  # MB of the model that every client downloads, cut from the solution; 0: the whole solution
 
     name: ClassVar[str] = "tally"
     paper: ClassVar[str] = "FedCIA's idea taken to its end"
@@ -83,6 +84,13 @@ class Tally(ClosedForm):
             raise UserError(f"tally needs a decay for each window: windows={self.windows}, decays={self.decays}")
         if self.inputs and (self.clip or self.weights == "gfcf"):
             raise UserError(f"inputs={self.inputs} is invalid with clip or weights=gfcf; leave it out")
+
+    @classmethod
+    def refined(cls, settings: Mapping[str, Any]) -> type[Method]:
+        """With a small model, a class of its own."""
+        from tacit.methods.tally_shipped import SmallTally
+
+        return SmallTally if str(settings.get("small", 0.0)) not in ("0", "0.0") else cls
 
     def leaves(self) -> Leaves:
         """What a client ranks with."""
@@ -133,8 +141,11 @@ class Tally(ClosedForm):
         return {"tried": torch.zeros(1).long()}
 
     def downlink(self, server: State, ids: Tensor) -> Payload:
-        """Nothing before there is a choice of items or a solution."""
-        return Payload(ids, {n: Shared(server[n]) for n in self.leaves() if n in server})
+        """Nothing before there is a choice of items or a solution; of that, what the blend takes."""
+        idle = {0.0: "E", 1.0: "B"}.get(float(server["blend"])) if "blend" in server else None
+        return Payload(
+            ids, {n: Shared(torch.zeros(0) if n == idle else server[n]) for n in self.leaves() if n in server}
+        )
 
     def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
         """A, C and G of each client, as the cells that are not zero; before them, where asked, its counts of items."""
@@ -261,15 +272,6 @@ class Tally(ClosedForm):
             now = now.at(None, self._sums.places(chosen, n_items))
             seen = seen.at(None, places(chosen, n_items))
         return now, seen
-
-    def serving_bytes(self, down: Payload, data: Cohort) -> int:
-        """Only the rows of B and E that a client's own items name, and which items have a row."""
-        parts = self._histories(down, data, known=False)
-        used = [len(down["B"]) > 0 and float(down["blend"]) < 1, len(down["E"]) > 0 and float(down["blend"]) > 0]
-        slots = data.users.shape[1]
-        wide = len(self.windows) * data.federation.n_items
-        rows = sum(len(np.unique(c.owner // slots * wide + c.column)) for c, u in zip(parts, used, strict=True) if u)
-        return rows * data.federation.n_items * 4 + (down.fields["inputs"].nbytes(len(data.ids)) if self.inputs else 0)
 
     def scores(self, p: State) -> Tensor:
         """(C, U, M)."""

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from tacit.config import RunConfig, config, rebuild
-from tacit.core.capabilities import Trimming, groups
+from tacit.core.capabilities import groups
+from tacit.core.closed_form import ClosedForm
 from tacit.core.fleet import Guard, SimulatedFleet
 from tacit.core.local import local_round
 from tacit.core.method import Method
@@ -115,6 +116,10 @@ class Run:
         test = Result({})
         if self.split.evaluates:
             test = evaluator(self.fleet.scores(best, "test"), "test", activity | self.groups())
+        everyone, to_rank = self.fleet.federation.n_clients, self.bytes_to_rank(best)
+        moved = sum(r.bytes_down for r in progress.history)
+        # a closed form's clients have what they rank with after all rounds: everybody downloads it once
+        later = max(0, round(everyone * to_rank) - moved) if isinstance(self.method, ClosedForm) else 0
         summary = summarise(
             self.config,
             self.method,
@@ -124,8 +129,9 @@ class Run:
             test,
             self.mechanism,
             spent(),
-            clients=self.fleet.federation.n_clients,
-            bytes_to_rank=self.bytes_to_rank(best),
+            (0, later),
+            clients=everyone,
+            bytes_to_rank=to_rank,
             users_too_short=self.split.too_short,
             duplicates=self.split.data.duplicates,
             group_bytes=self.bytes_by_group(best),
@@ -160,10 +166,7 @@ class Run:
     def bytes_to_rank(self, server: State) -> float:
         """What a client downloads before it can rank, on average over a few hundred clients."""
         ids = sample(self.fleet.federation.n_clients, 256, self.config.seed, 0)
-        down = self.method.downlink(server, ids)
-        if isinstance(self.method, Trimming):
-            return self.method.serving_bytes(down, self.fleet.federation.people(ids)) / len(ids)
-        return down.nbytes() / len(ids)
+        return self.method.downlink(server, ids).nbytes() / len(ids)
 
     def bytes_kept(self) -> float:
         """What a client keeps for its next training, on average: all but what it has for ranking alone."""

@@ -39,6 +39,13 @@ export function frame(spec) {
     drawn = wide;
     hold.replaceChildren(draw(spec, wide));
   };
+  figure.show = (next) => {
+    if (JSON.stringify(next) === JSON.stringify(spec)) return;
+    spec = next;
+    note.textContent = spec.note;
+    drawn = 0;
+    fit();
+  };
   new ResizeObserver(fit).observe(hold);
   return figure;
 }

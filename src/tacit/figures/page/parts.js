@@ -17,7 +17,7 @@ export const bytes = (value) => {
 export const number = (value) => (Math.abs(value) >= 1e4 ? d3.format(",.3~s")(value) : String(+(+value).toPrecision(4)));
 // Ticks of one axis have the same number of digits.
 export const fixed = ([low, high]) => {
-  const digits = Math.max(0, Math.min(6, Math.ceil(-Math.log10((high - low) / 6 || Math.abs(high) || 1))));
+  const digits = d3.precisionFixed(d3.tickStep(low, high, 6) || 1);
   return (value) => (high >= 1e4 ? number(value) : value.toFixed(Math.min(digits, 6)));
 };
 export const shown = (axis) => (axis?.format === "bytes" ? bytes : number);

@@ -15,7 +15,7 @@ export function table(spec) {
   const head = element("tr", {}, spec.heads.map((h) =>
     element("th", {scope: "col", className: h.left ? "left" : ""}, h.text, h.note ? element("small", {}, h.note) : null)));
   const body = spec.rows.map((row) =>
-    element("tr", {className: row[0].grey ? "grey" : ""}, row.map((cell, i) =>
+    element("tr", {className: row[0].grey ? "grey" : row[0].text ? "" : "more"}, row.map((cell, i) =>
       element(i ? "td" : "th", {className: (spec.heads[i].left ? "left" : "") + (cell.best ? " best" : ""), scope: i ? undefined : "row", title: cell.title ?? ""},
         i || cell.style === undefined || cell.style < 0 ? null : element("i", {className: `key s${cell.style % 7}`}),
         cell.href ? element("a", {href: cell.href}, cell.text) : cell.text,
