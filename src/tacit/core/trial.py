@@ -155,6 +155,10 @@ def _check_training(method: Trained, p: State, data: Cohort) -> None:
         for name in sorted({name for turn in phase.turns for name in turn}):
             if name not in p:
                 raise _wrong(method, f"has a phase that moves '{name}', and no leaf of that name")
+        if phase.ranked and not data.negatives:
+            raise UserError(
+                f"negatives=0 is invalid for {method.name}: its loss ranks positives above negatives, so it needs 1"
+            )
         batch = next(iter(data.batches(0, 0, phase.batch, ranked=phase.ranked)))
         loss = _try(method, "loss", partial(phase.loss, p, batch))
         if _shape(loss) != (C,):
