@@ -34,7 +34,7 @@ class Ledger:
         for user in charged:
             count[user] = count.get(user, 0) + 1
         spent = self._spent(runs, charged)
-        if spent > self.most:
+        if self.most < math.inf and not spent <= self.most:  # what is no number is not below it
             raise UserError(
                 f"this upload would bring a user to ε = {spent:.4g} by {self.vault.path / FILE}, above --max-epsilon "
                 f"{self.most:g}; start the node with more, or ask for a run with more noise or fewer rounds"
@@ -60,7 +60,7 @@ class Ledger:
         for run in runs.values():
             noise = dataclasses.replace(named(**run["ldp"]), delta=DELTA)
             counts = together.setdefault((noise.kind, noise.scale, noise.clip), (noise, {}))[1]
-            for user in users:
+            for user in set(users):
                 counts[user] = counts.get(user, 0) + run["releases"].get(user, 0)
         try:
             return sum(noise.epsilon(max(counts.values(), default=0)) for noise, counts in together.values())

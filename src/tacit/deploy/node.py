@@ -26,7 +26,7 @@ from tacit.deploy.identity import NodeIdentity
 from tacit.deploy.job import Job
 from tacit.deploy.ledger import Ledger
 from tacit.deploy.party import Party, Unknown
-from tacit.deploy.shard import Shard, known, roster, shard
+from tacit.deploy.shard import Shard, is_roster, known, roster, shard
 from tacit.deploy.vault import Vault, write
 from tacit.deploy.wire import VERSION, BadPacket, Packet, unpack, version_of
 from tacit.errors import UserError
@@ -54,7 +54,7 @@ class Work:
         found = known(data, job)
         self.data, self.dropped = found.data, found.dropped
         written = vault.json(f"jobs/{job.id}/roster.json")
-        if written is not None and not _is_roster(written):
+        if written is not None and not is_roster(written):
             raise UserError(
                 f"{vault.job(job.id) / 'roster.json'} is damaged; restore it, or remove {vault.job(job.id)}"
             )
@@ -112,8 +112,10 @@ class Work:
     def users_of(self, clients: torch.Tensor) -> list[str]:
         """Whose data are in these clients' uploads."""
         if self.job.together:
-            return self.users if len(clients) else []
-        return [self.users[client - self.shard.clients.start] for client in clients.tolist()]
+            found = self.users if len(clients) else []
+        else:
+            found = [self.users[client - self.shard.clients.start] for client in clients.tolist()]
+        return [user for user in found if user != forget.NOBODY]  # who was forgotten has no data
 
     def sizes(self) -> list[int]:
         """|D_u| of each client, for methods that send it as a weight; a number does not depend on a place."""
@@ -244,10 +246,12 @@ class Node:
         """What the node was started with is its law, for jobs of earlier days as well."""
         if self.secure and not job.secure:
             raise UserError("the server would see this node's uploads, and it takes part in secure sums alone")
-        if self.ledger.most < math.inf and job.ldp is None:
+        noise = job.mechanism(self.allow)
+        if self.ledger.most < math.inf and (noise is None or isinstance(noise, Unclipped)):
+            what = "noise to uploads" if noise is None else "noise that bounds ε"
             raise UserError(
-                f"the run adds no noise to uploads, and this node was started with --max-epsilon {self.ledger.most:g}; "
-                "the server needs --ldp"
+                f"the run adds no {what}, and this node was started with --max-epsilon {self.ledger.most:g}; "
+                "the server needs --ldp with clip"
             )
 
     def _identity(self) -> NodeIdentity | None:
@@ -316,16 +320,6 @@ def _reopen(vault: Vault, job: str, data: Interactions, threads: int, allow: tup
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error}); restore it, or remove {path.parent}") from error
     return Work(found, data, vault, threads, allow)
-
-
-def _is_roster(written: Any) -> bool:
-    """Whether this is what `Work` writes down: users, and the place they were given or none."""
-    if not isinstance(written, dict) or set(written) != {"users", "place"} or not isinstance(written["users"], list):
-        return False
-    place = written["place"]
-    return all(isinstance(user, str) for user in written["users"]) and (
-        place is None or (isinstance(place, list) and [type(number) for number in place] == [int, int])
-    )
 
 
 def _model(vault: Vault, job: str) -> Packet | None:
