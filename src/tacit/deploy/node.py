@@ -273,12 +273,14 @@ class Node:
         work.vault.forget_from(work.job.id, round)
         work.stand_at(round - 1)
         down, traffic = decode(asked.body), Traffic()
+        if not all(client in work.shard.clients for client in down.ids.tolist()):
+            raise Unknown("a client of another node")  # whose upload would be nothing: no others could hide in it
         try:
             ups = list(work.fleet.train_on(sent(down), down.ids, round, traffic))
             if work.mechanism is not None and any(up.fields for up in ups):
                 self.ledger.charge(work.job.id, work.mechanism, work.users_of(down.ids))
             if "delivery" in asked.head:
-                body = work.party.masked(work.method, ups, sent(down), asked)
+                body = work.party.masked(work.method, work.shard.federation, ups, down, asked)
             elif work.job.secure and any(up.fields for up in ups):
                 raise UserError("the server asks for uploads outside a secure sum")
             else:

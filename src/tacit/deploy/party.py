@@ -1,5 +1,7 @@
 """A node in the secure sums of a run: one round at a time, and every round opened once."""
 
+import hashlib
+import json
 import logging
 from base64 import b64decode
 from collections.abc import Callable
@@ -10,6 +12,7 @@ import torch
 from tacit.core.method import Method
 from tacit.core.payload import Payload
 from tacit.core.trained import Trained
+from tacit.data.cohort import Federation
 from tacit.deploy.vault import Vault
 from tacit.deploy.wire import ANSWERS, Packet
 from tacit.errors import UserError
@@ -65,18 +68,35 @@ class Party:
         return Packet(ANSWERS[asked.kind], {"round": round}, secure_sum.encode(answer))
 
     def masked(
-        self, method: Method, ups: list[Payload], sent: Callable[[torch.Tensor], Payload], asked: Packet
+        self, method: Method, federation: Federation, ups: list[Payload], down: Payload, asked: Packet
     ) -> bytes:
         """The sum of these uploads under masks: the server can open it together with all other nodes' alone."""
         client = self._in(self._open(asked))
         point = FixedPoint(BOUND, int(asked.head["clients"]))
-        layout = Layout(method, ups[0], sent(ups[0].ids[:1]))
+        layout = Layout(method, ups[0], down.only((down.ids == ups[0].ids[0]).nonzero()[:1, 0]))
         total = np.zeros(layout.length, dtype=np.uint64)
         for up in ups:
             for place in range(len(up.ids)):
                 total += layout.encoded(layout.vector(up.only(torch.tensor([place]))), point)
         delivery = secure_sum.decode(secure_sum.Delivery, b64decode(asked.head["delivery"], validate=True))
-        return secure_sum.encode(client.mask(delivery, total))
+        return secure_sum.encode(client.mask(delivery, total, self._about(method, federation, down, asked)))
+
+    def _about(self, method: Method, federation: Federation, down: Payload, asked: Packet) -> bytes:
+        """What every node of a sum must have been told alike: the run, the round, the fixed point and the model.
+
+        What the method sends each client by itself is left out. Anything else that is not one for all is refused: the
+        server could send every node another model, one that leaves zeros of the uploads of all but one.
+        """
+        own = method.downlink(method.init_server(federation), down.ids[:1]).fields
+        out = hashlib.sha256(json.dumps([self._note, self._open(asked), int(asked.head["clients"])]).encode())
+        for name, field in sorted(down.fields.items()):
+            if field.alike:
+                value = field.dense().contiguous()
+                out.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
+                out.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+            elif name not in own or own[name].alike:
+                raise UserError(f"the server sends each client a '{name}' of its own, which is one for all in a secure sum")
+        return out.digest()
 
     def _open(self, asked: Packet) -> int:
         """The round that is asked about, if its sum has not been opened with this node's help."""
