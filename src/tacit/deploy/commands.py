@@ -106,27 +106,34 @@ def node(
 ) -> None:
     """Answer a server until the process is told to end."""
     import_module("tacit.deploy.flower")  # says in a sentence that Flower is missing, where it is
-    from tacit.deploy import keys
-    from tacit.deploy.connection import serve
-
     _say_insecure(keys_folder, insecure)
     _speak()
     vault = Vault(folder)
     bound = math.inf if max_epsilon is None else max_epsilon
-    here = Node(_read(source), folder, name, threads, allow, secure, keys_folder, bound)
-    vault.write_json("source.json", [str(Path(source[0]).resolve()), *source[1:], list(allow)])
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with _logged(folder / "node.log"):
-        if keys_folder is not None:
-            keys.warn(keys_folder / "ca.crt", logging.getLogger("tacit.node"))
-        serve(
-            address,
-            here.answer,
-            None if keys_folder is None else keys_folder / "ca.crt",
-            None if keys_folder is None else keys.own(keys_folder / "node.key"),
-            stop=stop,
-        )
+    with vault.held() as alone:
+        if not alone:
+            raise UserError(f"another node runs in {folder}; stop it, or name another --folder")
+        here = Node(_read(source), folder, name, threads, allow, secure, keys_folder, bound)
+        vault.write_json("source.json", [str(Path(source[0]).resolve()), *source[1:], list(allow)])
+        signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        with _logged(folder / "node.log"):
+            _serve(address, here, keys_folder, stop)
+
+
+def _serve(address: str, here: Node, keys_folder: Path | None, stop: threading.Event) -> None:
+    from tacit.deploy import keys
+    from tacit.deploy.connection import serve
+
+    if keys_folder is not None:
+        keys.warn(keys_folder / "ca.crt", logging.getLogger("tacit.node"))
+    serve(
+        address,
+        here.answer,
+        None if keys_folder is None else keys_folder / "ca.crt",
+        None if keys_folder is None else keys.own(keys_folder / "node.key"),
+        stop=stop,
+    )
 
 
 def virtual(asked: RunConfig, out: Path, nodes: int, deadline: float, cpus: float, ray: str | None) -> Summary:
@@ -159,6 +166,8 @@ def recommend(folder: Path, user: str, k: int) -> tuple[list[str], list[Recommen
 
 def forget(folder: Path, user: str) -> bool:
     """Forget a user of a node, running or not; False where that was done before."""
+    if not Vault.is_one(folder):
+        raise UserError(f"{folder} is not a node's folder; nobody was forgotten")
     vault = Vault(folder)
     written = vault.json("source.json")
     source = Path(written[0]) if isinstance(written, list) and len(written) == 5 else None

@@ -28,7 +28,7 @@ class Ledger:
 
     def charge(self, job: str, mechanism: Mechanism, users: Iterable[str]) -> None:
         """Count one release of each of these users, on disk before this returns; refuse it above the bound."""
-        runs = self._runs()
+        runs = self.runs()
         run = runs.setdefault(job, {"ldp": mechanism.stated(), "releases": {}})
         count, charged = run["releases"], list(users)
         for user in charged:
@@ -49,7 +49,7 @@ class Ledger:
 
     def epsilon(self, users: Iterable[str]) -> float:
         """What one of these users has spent at most."""
-        return self._spent(self._runs(), list(users))
+        return self._spent(self.runs(), list(users))
 
     def _spent(self, runs: dict[str, Any], users: list[str]) -> float:
         """Of equal noise all releases together, of different noise the sum (its δ adds up, too).
@@ -69,7 +69,8 @@ class Ledger:
                 raise
             return math.nan
 
-    def _runs(self) -> dict[str, Any]:
+    def runs(self) -> dict[str, Any]:
+        """As they are on disk; a UserError where they are damaged."""
         found = self.vault.json(FILE)
         if found is None:
             return {}

@@ -270,6 +270,7 @@ class Node:
 
     def _train(self, asked: Packet) -> Packet:
         work, round = self._ready(asked), int(asked.head["round"])
+        (best,) = map(int, asked.head["keep"])  # one: of a state for every round the disk would fill
         work.vault.forget_from(work.job.id, round)
         work.stand_at(round - 1)
         down, traffic = decode(asked.body), Traffic()
@@ -290,7 +291,7 @@ class Node:
             work.round = -1  # what is in memory is the state of no round
             raise
         work.round = round
-        work.vault.prune(work.job.id, [*asked.head["keep"], work.shown, round - 1, round])
+        work.vault.prune(work.job.id, [best, work.shown, round - 1, round])
         loss = None if work.covered or math.isnan(traffic.loss) else traffic.loss
         return Packet("trained", {"round": round, "loss": loss}, body)
 
