@@ -223,7 +223,7 @@ def test_a_server_cannot_make_the_others_send_nothing(tmp_path, name):
 
     for node in ("n1", "n2"):
         link.named[node].answer = lied_to(node)
-    with pytest.raises(TooFew, match="secure sum aborted: . of 3 clients are left after (Unmask|MaskedInput)"):
+    with pytest.raises(TooFew, match=r"secure sum aborted: . of 3 clients are left after (Unmask|MaskedInput)"):
         list(fleet.train(fleet.method.init_server(fleet.federation), torch.arange(24), 1, Traffic()))
     assert not any(unpack(reply).kind == "revealed" for _, _, reply in link.seen)
 

@@ -208,7 +208,14 @@ def test_a_folder_has_one_node(tmp_path, monkeypatch):
     monkeypatch.setattr(commands, "_speak", lambda: None)
     with Vault(tmp_path / "node").held() as alone:
         assert alone
-        with pytest.raises(UserError, match="another node runs in .*node; stop it, or name another --folder"):
+        with pytest.raises(UserError, match=r"another node runs in .*node; stop it, or name another --folder"):
             commands.node(
-                (file, "user", "item", None), "127.0.0.1:1", tmp_path / "node", None, True, name="n", allow=(), threads=1
+                (file, "user", "item", None),
+                "127.0.0.1:1",
+                tmp_path / "node",
+                None,
+                True,
+                name="n",
+                allow=(),
+                threads=1,
             )

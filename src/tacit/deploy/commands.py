@@ -25,6 +25,7 @@ from tacit.deploy.forget import refuse
 from tacit.deploy.monitor import Monitor
 from tacit.deploy.node import Node, served
 from tacit.deploy.node import recommend as recommend_here
+from tacit.deploy.replies import plain
 from tacit.deploy.server import Asked, prepare, run
 from tacit.deploy.vault import Vault
 from tacit.errors import UserError
@@ -32,6 +33,7 @@ from tacit.runs.assembly import method_of
 from tacit.runs.run import Recommendation, Summary
 
 MOST_LOG = 5_000_000  # bytes
+MOST_LINE = 2_000  # letters
 
 Source = tuple[Path, str, str, str | None]  # file, and its columns of users, items and times
 
@@ -199,11 +201,20 @@ def _say_insecure(keys_folder: Path | None, insecure: bool) -> None:
 def _speak() -> None:
     """What happens, on standard error."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(_OneLine("%(asctime)s %(message)s", "%H:%M:%S"))
     log = logging.getLogger("tacit")
     log.setLevel(logging.INFO)
     log.handlers = [handler]
     log.propagate = False
+
+
+class _OneLine(logging.Formatter):
+    """Whatever a server or a node wrote into its words, it makes no line of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The message in one line, and not an endless one."""
+        record.message = plain(record.message[:MOST_LINE])
+        return super().formatMessage(record)
 
 
 class _Rotating(logging.handlers.RotatingFileHandler):
@@ -226,7 +237,7 @@ def _logged(path: Path) -> Iterator[None]:
         handler = _Rotating(path, maxBytes=MOST_LOG, backupCount=5, encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; repair that and try again") from error
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(message)s"))
     log = logging.getLogger("tacit")
     log.addHandler(handler)
     try:

@@ -78,8 +78,8 @@ class Job:
         told = [made.scale] if isinstance(made, Unclipped) else [made.scale, made.clip]
         if not all(isinstance(value, int | float) and NOISE[0] <= value <= NOISE[1] for value in told):
             raise UserError(
-                f"the run's noise is of scale {made.scale!r} and bound {made.clip!r}, and both must be from {NOISE[0]:g} "
-                f"to {NOISE[1]:g}; the server needs another --ldp"
+                f"the run's noise has the scale {made.scale!r} and the bound {made.clip!r}, and both must be from "
+                f"{NOISE[0]:g} to {NOISE[1]:g}; the server needs another --ldp"
             )
         return made
 

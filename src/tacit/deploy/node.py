@@ -9,7 +9,6 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -181,7 +180,7 @@ class Node:
         began = time.perf_counter()
         try:
             asked = unpack(blob)
-            log.info("asked: %s, round %s", asked.kind, asked.head.get("round", "-"))
+            log.info("asked: %.40s, round %.40s", asked.kind, asked.head.get("round", "-"))
             if forget.stamp(self.vault.path) != self._forgotten:
                 self._remember()
             reply = {
@@ -317,7 +316,7 @@ class Node:
 def _reopen(vault: Vault, job: str, data: Interactions, threads: int, allow: tuple[str, ...]) -> Work:
     path = vault.job(job) / "job.json"
     if not job.isalnum() or not path.exists():
-        raise Unknown(job)
+        raise Unknown(ascii(job)[:40])
     try:
         found = Job.load(path.read_bytes())
     except (OSError, ValueError, TypeError, RecursionError) as error:

@@ -67,9 +67,7 @@ class Party:
             self.vault.write_json(self._note, round)  # on disk before a share leaves
         return Packet(ANSWERS[asked.kind], {"round": round}, secure_sum.encode(answer))
 
-    def masked(
-        self, method: Method, federation: Federation, ups: list[Payload], down: Payload, asked: Packet
-    ) -> bytes:
+    def masked(self, method: Method, federation: Federation, ups: list[Payload], down: Payload, asked: Packet) -> bytes:
         """The sum of these uploads under masks: the server can open it together with all other nodes' alone."""
         client = self._in(self._open(asked))
         point = FixedPoint(BOUND, int(asked.head["clients"]))
@@ -95,7 +93,9 @@ class Party:
                 out.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
                 out.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
             elif name not in own or own[name].alike:
-                raise UserError(f"the server sends each client a '{name}' of its own, which is one for all in a secure sum")
+                raise UserError(
+                    f"the server sends each client a '{name}' of its own, and {method.name} has one for all"
+                )
         return out.digest()
 
     def _open(self, asked: Packet) -> int:
