@@ -251,3 +251,11 @@ def test_a_node_trains_nobody_elses_clients(tmp_path, caplog):
     down = fleet.method.downlink(fleet.method.init_server(fleet.federation), torch.arange(1)).encode()
     asked = {"job": fleet.job.id, "place": [8, 8], "keep": [0], "round": 1}
     assert unpack(link.named["n1"].answer(Packet("train", asked, down).pack())).head == {"error": "Unknown"}
+
+
+def test_a_method_that_needs_single_uploads_is_in_no_secure_sum_of_a_node(tmp_path):
+    """Its models are each client's own: nobody could compare them."""
+    data = few_users(24)
+    fleet, link = securely(tmp_path, data, "gpfedrec", METHODS["gpfedrec"])
+    with pytest.raises(TooFew, match="0 of 3 clients are left after MaskedInput"):
+        list(fleet.train(fleet.method.init_server(fleet.federation), torch.arange(24), 1, Traffic()))

@@ -24,7 +24,7 @@ from tacit.deploy import forget
 from tacit.deploy.identity import NodeIdentity
 from tacit.deploy.job import Job
 from tacit.deploy.ledger import Ledger
-from tacit.deploy.party import Party, Unknown
+from tacit.deploy.party import Party, Unknown, check_alike
 from tacit.deploy.shard import Shard, is_roster, known, roster, shard
 from tacit.deploy.vault import Vault, write
 from tacit.deploy.wire import VERSION, BadPacket, Packet, unpack, version_of
@@ -280,7 +280,7 @@ class Node:
             if work.mechanism is not None and any(up.fields for up in ups):
                 self.ledger.charge(work.job.id, work.mechanism, work.users_of(down.ids))
             if "delivery" in asked.head:
-                body = work.party.masked(work.method, work.shard.federation, ups, down, asked)
+                body = work.party.masked(work.method, len(work.job.items), ups, down, asked)
             elif work.job.secure and any(up.fields for up in ups):
                 raise UserError("the server asks for uploads outside a secure sum")
             else:
@@ -302,6 +302,7 @@ class Node:
         work, phase = self._ready(asked), str(asked.head["phase"])
         work.stand_at(int(asked.head["round"]))
         down = decode(asked.body)
+        check_alike(work.method, len(work.job.items), down)
         write(work.vault.job(work.job.id) / "model.packet", asked.pack())
         work.shown = int(asked.head["round"])
         # Coverage, Gini, novelty and popularity stay out: they take the counts of what a node's users have and are

@@ -9,16 +9,16 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from tacit.core.bounds import made_up
 from tacit.core.method import Method
 from tacit.core.payload import Payload
 from tacit.core.trained import Trained
-from tacit.data.cohort import Federation
 from tacit.deploy.vault import Vault
 from tacit.deploy.wire import ANSWERS, Packet
 from tacit.errors import UserError
 from tacit.privacy import secure_sum
 from tacit.privacy.fixed_point import FixedPoint
-from tacit.privacy.secure_fleet import BOUND, Layout
+from tacit.privacy.secure_fleet import BOUND, Layout, check_sum
 
 
 class Unknown(LookupError):
@@ -38,6 +38,20 @@ def leave_out(method: Method, round: int, error: UserError) -> None:
     logging.getLogger("tacit.server").warning(
         "round %d is left out: nodes have helped to open its sum and do so once (%s)", round, error
     )
+
+
+def check_alike(method: Method, n_items: int, down: Payload) -> None:
+    """On a node: refuse a value for each client where the method has one for all of them.
+
+    In a secure sum a server could send every node another model, one that leaves zeros of the uploads of all but one; in
+    an evaluation a model of its own to one user, whose ranks the node's mean metrics then are.
+    """
+    single = [name for name, field in down.fields.items() if not field.alike]
+    if not single or method.individual:
+        return
+    own = method.downlink(method.init_server(made_up(n_items)), torch.arange(1)).fields
+    if others := [name for name in single if name not in own or own[name].alike]:
+        raise UserError(f"the server sends each client '{others[0]}' by itself, and {method.name} has one for all")
 
 
 class Party:
@@ -67,8 +81,9 @@ class Party:
             self.vault.write_json(self._note, round)  # on disk before a share leaves
         return Packet(ANSWERS[asked.kind], {"round": round}, secure_sum.encode(answer))
 
-    def masked(self, method: Method, federation: Federation, ups: list[Payload], down: Payload, asked: Packet) -> bytes:
+    def masked(self, method: Method, n_items: int, ups: list[Payload], down: Payload, asked: Packet) -> bytes:
         """The sum of these uploads under masks: the server can open it together with all other nodes' alone."""
+        check_sum(method)
         client = self._in(self._open(asked))
         point = FixedPoint(BOUND, int(asked.head["clients"]))
         layout = Layout(method, ups[0], down.only((down.ids == ups[0].ids[0]).nonzero()[:1, 0]))
@@ -77,25 +92,20 @@ class Party:
             for place in range(len(up.ids)):
                 total += layout.encoded(layout.vector(up.only(torch.tensor([place]))), point)
         delivery = secure_sum.decode(secure_sum.Delivery, b64decode(asked.head["delivery"], validate=True))
-        return secure_sum.encode(client.mask(delivery, total, self._about(method, federation, down, asked)))
+        return secure_sum.encode(client.mask(delivery, total, self._about(method, n_items, down, asked)))
 
-    def _about(self, method: Method, federation: Federation, down: Payload, asked: Packet) -> bytes:
+    def _about(self, method: Method, n_items: int, down: Payload, asked: Packet) -> bytes:
         """What every node of a sum must have been told alike: the run, the round, the fixed point and the model.
 
-        What the method sends each client by itself is left out. Anything else that is not one for all is refused: the
-        server could send every node another model, one that leaves zeros of the uploads of all but one.
+        What the method sends each client by itself is left out.
         """
-        own = method.downlink(method.init_server(federation), down.ids[:1]).fields
+        check_alike(method, n_items, down)
         out = hashlib.sha256(json.dumps([self._note, self._open(asked), int(asked.head["clients"])]).encode())
         for name, field in sorted(down.fields.items()):
             if field.alike:
                 value = field.dense().contiguous()
                 out.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
                 out.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
-            elif name not in own or own[name].alike:
-                raise UserError(
-                    f"the server sends each client a '{name}' of its own, and {method.name} has one for all"
-                )
         return out.digest()
 
     def _open(self, asked: Packet) -> int:
