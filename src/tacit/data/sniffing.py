@@ -59,7 +59,10 @@ def written_separator(text: str) -> str:
 
 
 def separator_of(name: str, sample: str, alone: bool = False) -> str:
-    """What stands between the fields: of the usual ones, that which cuts most lines into equally many; one column may be `alone`."""
+    """What stands between the fields: of the usual ones, that which cuts most lines into equally many.
+
+    `alone`: there may be a single column.
+    """
     best, share = "", 0.0
     for separator in SEPARATORS:
         counts = Counter(map(len, rows_of(sample, separator)))
