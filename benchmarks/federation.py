@@ -83,7 +83,10 @@ def federation(folder: Path, method: str, data: str, nodes: int, rounds: int, se
     subprocess.run(tacit("recommend", folder / "n0", "--user", user, "-k", 5), check=True)
 
     pairs = dict(pair.split("=") for pair in settings)
-    expected = simulate(method, data=data, rounds=rounds, settings=pairs, threads=1, out=folder / "simulated")
+    bound = RunFolder.open(folder / "run").run["config"]["bound"]
+    expected = simulate(
+        method, data=data, rounds=rounds, settings=pairs, threads=1, bound=bound, out=folder / "simulated"
+    )
     last = [RunFolder.open(folder / f).load("last") for f in ("run", "simulated")]
     ours, theirs = (found[0] for found in last if found)
     difference = max(float((ours[n].double() - theirs[n].double()).abs().max()) for n in theirs)

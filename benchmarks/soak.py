@@ -30,6 +30,7 @@ import numpy as np
 
 import tacit
 from tacit.config import config
+from tacit.core.bounds import BOUND
 from tacit.data.imported import read_file
 from tacit.deploy import keys
 from tacit.deploy.fleet import Terms
@@ -247,7 +248,7 @@ def undisturbed(place: Place) -> Path:
         Node(read_file(place.folder / f"{name}.csv", "user", "item", "time"), place.folder / f"{name}.calm", name, 1)
         for name in place.names
     ]
-    made = config(method=METHOD, data="items", rounds=place.rounds, settings=SETTINGS, evaluate_every=10)
+    made = config(method=METHOD, data="items", rounds=place.rounds, settings=SETTINGS, evaluate_every=10, bound=BOUND)
     asked = Asked(made, place.folder / "items.csv", NODES, terms=Terms(least=1.0))
     folder, job = prepare(asked, place.folder / "calm")
     run(asked, folder, job, Direct(nodes))

@@ -12,6 +12,7 @@ pytest.importorskip("flwr")
 from deploy.direct import cut, shards
 from deploy.processes import Place
 from tacit.config import config
+from tacit.core.bounds import BOUND
 from tacit.deploy import commands, keys
 from tacit.deploy.engine import Engine
 from tacit.deploy.server import Asked, prepare, run
@@ -51,7 +52,8 @@ def same(monkeypatch, path, method, values, rounds):
     """The last and the best state, and the metrics, are those of the simulation."""
     monkeypatch.setattr("tacit.runs.assembly.load", lambda *_: few_users(24))
     beside = path.with_name(f"{path.name}-simulated")
-    expected = simulate(method, data="items", rounds=rounds, settings=values, threads=1, out=beside)
+    bound = RunFolder.open(path).run["config"]["bound"]
+    expected = simulate(method, data="items", rounds=rounds, settings=values, threads=1, bound=bound, out=beside)
     for which in ("last", "best"):
         one, other = (RunFolder.open(folder).load(which)[0] for folder in (path, beside))
         assert set(one) == set(other)
@@ -88,6 +90,7 @@ def test_a_server_that_is_killed_goes_on_and_ends_the_same(place, monkeypatch):
     place.server(HELD, "killed", 3, *rounds)
     place.finished()
     assert "going on after round 1" in place.said("server")
+    assert RunFolder.open(place.path / "killed").run["config"]["bound"] == BOUND
     same(monkeypatch, place.path / "killed", HELD, SETTINGS, 3)
 
 

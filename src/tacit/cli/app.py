@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tacit.cli import data, inspection, methods, nodes, runs, studies
+from tacit.cli import data, inspection, methods, nodes, pages, runs, studies
 from tacit.cli.screen import err, out
 from tacit.errors import UserError
 
@@ -38,6 +38,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "audit": inspection.audit,
     "forget": inspection.forget,
     "update": inspection.update,
+    "report": pages.report,
+    "studio": pages.studio,
     "keys": nodes.keys,
     "server": nodes.server,
     "node": nodes.node,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tacit.cli import options as o
+from tacit.cli import screen
 from tacit.cli.screen import downloading, out
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def names() -> None:
         here = name == "demo" or sources.find(name) is not None
         table.add_row(name, sources.describe(name), "yes" if here else "no")
         missing += [] if here else [name]
-    out.print(table)
+    screen.show(table)
     for name in missing:
         out.print(f"{name}: {sources.where(name)}", soft_wrap=True)
 

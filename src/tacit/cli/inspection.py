@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacit.cli import options as o
-from tacit.cli.screen import out
+from tacit.cli.screen import out, show
 from tacit.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def recommend(
     else:
         from tacit.runs import report
 
-        out.print(report.recommendations(user, known, found))
+        show(report.recommendations(user, known, found))
 
 
 def _written(frame: "pl.DataFrame", file: Path | None) -> None:
@@ -99,10 +99,10 @@ def diagnose(
         for one in found:
             print(diagnose.as_json(one))
         return
-    out.print(report.diagnostics(found))
+    show(report.diagnostics(found))
     out.print(f"The best round by validation is {run.folder.best_round}.")
     if parted := report.clusters(found):
-        out.print(parted)
+        show(parted)
     for line in report.cluster_remarks(found):
         out.print(line)
 
@@ -120,7 +120,7 @@ def audit(
         bool, typer.Option("--poison", help="play clients that push an item instead, with and without each defence")
     ] = False,
     interactions: Annotated[int, typer.Option("--target", min=1, help="interactions of the item they push")] = 6,
-    bound: Annotated[float, typer.Option("--bound", min=0.01, help="with --poison, the bound that is a defence")] = 3,
+    bound: Annotated[float, typer.Option("--bound", min=0.01, help="with --poison, the bound that is a defence")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="a line a run and protection")] = False,
 ) -> None:
     """Play the curious server, which infers from uploads who has which items, or with --poison malicious clients."""
@@ -135,10 +135,11 @@ def audit(
     found = []
     for one in audit.audit(folders, protections, rounds, clients, k, at):
         found.append(one)
+        audit.write_down(one)
         if as_json:
             print(to_json(dataclasses.asdict(one)))
     if not as_json:
-        out.print(report.audits(found))
+        show(report.audits(found))
         for line in report.audit_remarks(found):
             out.print(line)
 
@@ -153,7 +154,7 @@ def _poison(folders: list[Path], rounds: int, at: str, interactions: int, bound:
         if as_json:
             print(to_json(dataclasses.asdict(one)), flush=True)
     if not as_json:
-        out.print(report.poisonings(found))
+        show(report.poisonings(found))
         for line in report.poison_remarks(found):
             out.print(line)
 

@@ -41,7 +41,14 @@ def server(
     plug: o.Plug = None,
     ldp: o.Noise = None,
     secure: o.Secure = False,
-    bound: o.Bound = 0,
+    bound: Annotated[
+        float | None,
+        typer.Option(
+            "--bound",
+            min=0,
+            help="clip a client's change to so many times the usual one; 0: not; default: 1 if it can be",
+        ),
+    ] = None,
     robust: o.Robust = "",
     together: Annotated[bool, typer.Option("--together", help="a client is a node, not each of its users")] = False,
     select: o.Select = "NDCG@10",
@@ -76,9 +83,11 @@ def server(
         patience=patience,
         ldp=ldp,
         secure=secure,
-        bound=bound,
+        bound=bound or 0,
         robust=robust,
     )
+    if bound is None and not together:  # nodes as clients are few and know one another
+        asked = commands.guarded(asked)
     with stopping(f"start it again to resume {folder}"):
         summary = commands.server(
             asked,

@@ -16,12 +16,14 @@ from tacit.core.local import local_round
 from tacit.core.method import Method
 from tacit.core.payload import Cut, Each, Field, Payload, Rows, State
 from tacit.core.store import ClientStore
+from tacit.core.trained import Trained
 from tacit.data.cohort import Federation
 from tacit.data.interactions import Interactions
 from tacit.data.splits import split
 from tacit.errors import UserError
 
 TYPICAL = 100.0  # root mean square of a change, at most, where nobody says otherwise
+BOUND = 1.0  # times what is usual: what a server of strangers allows where nobody says otherwise
 USUAL = "usual/"  # and a field's name: where the server's state keeps the median
 
 
@@ -43,6 +45,19 @@ def made_up_upload(
     return down, local_round(method, ClientStore(method, alone).read(data, training=True), down, data)[1]
 
 
+def boundable(method: Method) -> bool:
+    """Whether clients train and upload tables, so that their change can be bounded."""
+    alone = made_up(16)
+    down, up = made_up_upload(method, method.init_server(alone), 0, 1, alone)
+    return isinstance(method, Trained) and bool(bounded(up, down, {})[1])
+
+
+def heaviest(like: Payload, sizes: Tensor) -> Tensor:
+    """(C,) the most that clients with `sizes` (C,) interactions weigh, `like` being a made-up one's upload."""
+    weight = float(like["weight"])
+    return torch.ones_like(sizes, dtype=torch.float64) if weight == 1 else sizes.double() * max(1.0, weight / 2)
+
+
 def overweight(up: Payload, like: Payload, sizes: Tensor) -> str:
     """Why the weights of an upload are not those of clients with `sizes` (C,) interactions; empty: they can be.
 
@@ -54,7 +69,7 @@ def overweight(up: Payload, like: Payload, sizes: Tensor) -> str:
     weight = up["weight"].double().flatten()
     if float(like["weight"]) == 1:
         return "" if bool((weight == 1).all()) else "'weight' is not 1, which is everybody's here"
-    over = (weight > sizes.double() * max(1.0, float(like["weight"]) / 2)) | ~(weight >= 0)
+    over = (weight > heaviest(like, sizes)) | ~(weight >= 0)
     if not bool(over.any()):
         return ""
     first = int(over.nonzero()[0])

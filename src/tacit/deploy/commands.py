@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tacit.config import RunConfig
+from tacit.core.bounds import BOUND, boundable
 from tacit.data.imported import read_file
 from tacit.data.interactions import Interactions
 from tacit.deploy.board import Board
@@ -27,11 +28,22 @@ from tacit.deploy.node import recommend as recommend_here
 from tacit.deploy.server import Asked, prepare, run
 from tacit.deploy.vault import Vault
 from tacit.errors import UserError
+from tacit.runs.assembly import method_of
 from tacit.runs.run import Recommendation, Summary
 
 MOST_LOG = 5_000_000  # bytes
 
 Source = tuple[Path, str, str, str | None]  # file, and its columns of users, items and times
+
+
+def guarded(asked: RunConfig) -> RunConfig:
+    """The same with clients' changes bounded, where the server sees single ones and they are changes of tables.
+
+    A server faces strangers, one of whom could otherwise push an item into everybody's list; a simulation has none.
+    """
+    if asked.secure or asked.ldp is not None or asked.robust or not boundable(method_of(asked)):
+        return asked
+    return asked.model_copy(update={"bound": BOUND})
 
 
 def server(

@@ -7,12 +7,12 @@ from statistics import mean, stdev
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tacit.config import RunConfig, build, config
+from tacit.config import RunConfig, build, canonical, config
 from tacit.data.frames import Kind, as_kind, kind_of, named
 from tacit.data.interactions import Interactions
 from tacit.errors import UserError
 from tacit.methods import find
-from tacit.runs.assembly import check
+from tacit.runs.assembly import check, idle
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import Summary, Watch, resume, start
 
@@ -75,7 +75,7 @@ def compare(
     Runs already finished in `out` are read, not run again. Settings apply to every method that has them; one
     that no method has is an error. Noise on uploads is not for centralised references and sanity rows.
     """
-    names = list(dict.fromkeys([methods] if isinstance(methods, str) else methods))
+    names = list(dict.fromkeys(map(canonical, [methods] if isinstance(methods, str) else methods)))
     called, own = named(data)
     options["data"] = called
     given = options.pop("settings", {})
@@ -85,6 +85,9 @@ def compare(
         if not any(key in fields[name] for name in names):
             raise UserError(f"no method here has a setting '{key}': {', '.join(names)}")
     numbers = list(seeds)
+    for seed in set(numbers):
+        if numbers.count(seed) > 1:
+            raise UserError(f"seed {seed} is given twice, and the same seed gives the same run; name each once")
     planned: dict[str, list[RunConfig]] = {}  # everything is checked before anything runs
     for name, cls in classes.items():
         settings = {} if name in SANITY and name not in names else {k: v for k, v in given.items() if k in fields[name]}
@@ -92,6 +95,8 @@ def compare(
         chosen = _options(name, names, options)
         planned[name] = [config(method=name, seed=seed, settings=settings, **chosen) for seed in numbers]
         check(planned[name][0], own)
+    if all(idle(planned[name][0], build(classes[name], planned[name][0].settings)) for name in names):
+        raise UserError(f"rounds={options.get('rounds')} has no effect on {', '.join(names)}; leave it out")
     rows = Rows()
     rows.kind = kind_of(data)
     for name, configurations in planned.items():

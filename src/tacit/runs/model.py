@@ -241,15 +241,19 @@ class Model:
                 f"{self.run.config.method} ranks over the graph of all users, which a newcomer is not in; train again "
                 "with the newcomer, or use tally"
             )
-        fleet = SimulatedFleet(self.method, _alone(self.run.split, items), threads=1)
+        fleet = self.newcomer(items)
         if isinstance(self.method, Trained):
             for round in range(1, FIT + 1):
-                for _ in fleet.train(self._for_newcomers, torch.zeros(1, dtype=torch.long), round, Traffic()):
+                for _ in fleet.train(self.for_newcomers, torch.zeros(1, dtype=torch.long), round, Traffic()):
                     pass
-        return fleet.scores_of(self._for_newcomers, 0, "test")
+        return fleet.scores_of(self.for_newcomers, 0, "test")
+
+    def newcomer(self, items: NDArray[np.int64]) -> SimulatedFleet:
+        """A fleet of one client, who has these items and has not trained yet."""
+        return SimulatedFleet(self.method, _alone(self.run.split, items), threads=1)
 
     @cached_property
-    def _for_newcomers(self) -> State:
+    def for_newcomers(self) -> State:
         """What the server has for a client it has not seen: of what it keeps for each one, the mean or the start."""
         clients = self.run.fleet.federation.n_clients
         start = self.method.init_server(_alone(self.run.split, np.zeros(1, dtype=np.int64)))

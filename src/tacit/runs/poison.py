@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit.core.aggregate import guarded_mean
-from tacit.core.bounds import bounded, limits_of, made_up, made_up_upload, overweight, usual
+from tacit.core.bounds import BOUND, bounded, limits_of, made_up, made_up_upload, overweight, usual
 from tacit.core.capabilities import Telling
 from tacit.core.fleet import Guard, SimulatedFleet, Traffic
 from tacit.core.method import Moment
@@ -68,7 +68,7 @@ class Poisoning:
 
 
 def poison(
-    folders: Iterable[Path], rounds: int = 5, start: str = "last", interactions: int = 6, bound: float = 3.0
+    folders: Iterable[Path], rounds: int = 5, start: str = "last", interactions: int = 6, bound: float = BOUND
 ) -> Iterator[Poisoning]:
     """Every attack by one client, by 1% and by a third of them, against every defence; kept in the run's folder too."""
     for folder in folders:

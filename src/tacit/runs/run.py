@@ -1,6 +1,7 @@
 """Start, resume and read runs: what the command line and Python both call."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import torch
 
 from tacit.config import RunConfig, config, rebuild
-from tacit.core.capabilities import Trimming, groups
+from tacit.core.capabilities import groups
+from tacit.core.closed_form import ClosedForm
 from tacit.core.fleet import Guard, SimulatedFleet
 from tacit.core.local import local_round
 from tacit.core.method import Method
@@ -29,10 +31,12 @@ from tacit.methods import find
 from tacit.privacy.secure_fleet import SecureFleet
 from tacit.runs.assembly import (
     Protecting,
+    check_memory,
     clients_of,
     description,
     federation_of,
     fitted,
+    idle,
     mechanism_of,
     method_of,
     plan_of,
@@ -71,6 +75,7 @@ class Run:
     mechanism: Protecting | None = None
     revision: int = 0  # of the folder when it was opened
     chosen: str = ""  # what the method left to the data, said once
+    idle: str = ""  # what was asked for and has no effect, said once
 
     def go_on(self, watch: Watch | None = None) -> Summary:
         """Train from where the folder stands, then read the test set once, at the best round."""
@@ -111,6 +116,10 @@ class Run:
         test = Result({})
         if self.split.evaluates:
             test = evaluator(self.fleet.scores(best, "test"), "test", activity | self.groups())
+        everyone, to_rank = self.fleet.federation.n_clients, self.bytes_to_rank(best)
+        moved = sum(r.bytes_down for r in progress.history)
+        # a closed form's clients have what they rank with after all rounds: everybody downloads it once
+        later = max(0, round(everyone * to_rank) - moved) if isinstance(self.method, ClosedForm) else 0
         summary = summarise(
             self.config,
             self.method,
@@ -120,8 +129,9 @@ class Run:
             test,
             self.mechanism,
             spent(),
-            clients=self.fleet.federation.n_clients,
-            bytes_to_rank=self.bytes_to_rank(best),
+            (0, later),
+            clients=everyone,
+            bytes_to_rank=to_rank,
             users_too_short=self.split.too_short,
             duplicates=self.split.data.duplicates,
             group_bytes=self.bytes_by_group(best),
@@ -148,7 +158,7 @@ class Run:
         """Bring server and clients to the best checkpoint; gives the server's state."""
         found = self.folder.load("best")
         if found is None:
-            raise UserError(f"{self.folder.path} has no finished round yet; tacit resume goes on with it")
+            raise self.folder.without_checkpoint()
         server, clients = found
         self.fleet.store.load(clients)
         return server
@@ -156,10 +166,7 @@ class Run:
     def bytes_to_rank(self, server: State) -> float:
         """What a client downloads before it can rank, on average over a few hundred clients."""
         ids = sample(self.fleet.federation.n_clients, 256, self.config.seed, 0)
-        down = self.method.downlink(server, ids)
-        if isinstance(self.method, Trimming):
-            return self.method.serving_bytes(down, self.fleet.federation.people(ids)) / len(ids)
-        return down.nbytes() / len(ids)
+        return self.method.downlink(server, ids).nbytes() / len(ids)
 
     def bytes_kept(self) -> float:
         """What a client keeps for its next training, on average: all but what it has for ranking alone."""
@@ -211,13 +218,14 @@ def start(
     if not federation.split.evaluates:
         raise UserError(f"nobody in {configuration.data} has 3 interactions or more: there is nothing to evaluate on")
     made = begin(configuration, method, federation, out, keep and own is not None, **more)
-    return dataclasses.replace(made, chosen=chosen)
+    return dataclasses.replace(made, chosen=chosen, idle=idle(configuration, method))
 
 
 def begin(
     configuration: RunConfig, method: Method, federation: Federation, out: Path | None, keep: bool, **more: Any
 ) -> Run:
     """The folder of a new run, described, and the run; `more` is written down with it."""
+    check_memory(configuration, method, federation)
     mechanism = mechanism_of(configuration, method, federation)
     divided = federation.split
     figures = {
@@ -263,11 +271,14 @@ def run(
     """
     name, own = named(data)
     asked = config(method=method, data=name, **options)
-    return start(asked, Path(out) if out else None, own=own, frames=kind_of(data)).go_on(watch)
+    started = start(asked, Path(out) if out else None, own=own, frames=kind_of(data))
+    if started.idle:
+        warnings.warn(started.idle, stacklevel=2)
+    return started.go_on(watch)
 
 
 def resume(folder: str | Path, watch: Watch | None = None, rounds: int | None = None) -> Summary:
-    """Go on with a run that was stopped; a finished one is only read, unless more `rounds` are asked for."""
+    """Resume a run that was stopped; a finished one is only read, unless more `rounds` are asked for."""
     path = Path(folder)
     if rounds is not None:
         extend(path, rounds)
