@@ -59,14 +59,7 @@ def written_separator(text: str) -> str:
 
 
 def separator_of(name: str, sample: str, alone: bool = False) -> str:
-<<<<<<< HEAD
-    """What stands between the fields: of the usual ones, that which cuts most lines into equally many.
-
-    `alone`: there may be a single column.
-    """
-=======
     """What stands between the fields: what cuts most lines into equally many; one column may be `alone`."""
->>>>>>> 401d7a1a3abdf02aef951de7a8a63f19fc9ef8ad
     best, share = "", 0.0
     for separator in SEPARATORS:
         counts = Counter(map(len, rows_of(sample, separator)))
