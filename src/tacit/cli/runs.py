@@ -254,7 +254,7 @@ def _finish(run: "Run", sanity_rows: bool, as_json: bool, progress_kind: str) ->
         rows = [Row(run.config.method, (summary,))]
         if sanity_rows:
             names = ["popularity", "ease", "oracle"] if run.split.n_items <= EASE_ITEMS else ["popularity", "oracle"]
-            rows += sanity(run.config, [n for n in names if n != run.config.method])
+            rows += sanity(run.config, [n for n in names if n != run.config.method], run.folder.data)
     table(rows, run.config.metrics)
     show(report.groups(summary))
     model = Model(run)
