@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FLOWER := $(VENV)/.flower
+SUDO := $(shell test "$$(id -u)" = 0 || echo sudo)
 
-.PHONY: help run test test-slow check format bench federation setup clean
+.PHONY: help run test test-slow check format bench federation browser setup clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +31,11 @@ test: $(FLOWER)  ## run the tests
 
 test-slow: $(FLOWER)  ## run the end-to-end checks on real data (minutes)
 	@$(BIN)/python -m pytest -m slow
+
+browser: $(FLOWER)  ## install a browser for the tests of pages (Debian and Ubuntu); without one they are skipped
+	@test -x /usr/bin/chromium-headless-shell || { $(SUDO) apt-get update -q && \
+		$(SUDO) apt-get install -y -q --no-install-recommends chromium-headless-shell fonts-dejavu-core; }
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev,flower,browser]"
 
 check: $(STAMP)  ## ruff, mypy --strict and the layers between rooms
 	@$(BIN)/ruff check .

@@ -87,6 +87,7 @@ def test_a_node_that_falls_silent_leaves_the_sum_of_the_others(tmp_path, stage):
     federation = Federation.of_users(split(data, "strict"))
     same(in_process(fleet.method, federation, 1, without=gone), distributed(fleet, 1))
     assert fleet.count.silent == 1
+    assert fleet.board.sums == {"round": 1, "asked": 6, "survived": 5 if gone else 6}
 
 
 BAD = {

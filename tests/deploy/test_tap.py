@@ -11,15 +11,16 @@ from safetensors.torch import load_file
 
 pytest.importorskip("flwr")
 
-from deploy.direct import items_file
+from deploy.direct import items_file, shards
 from tacit.config import config
+from tacit.core.payload import decode
 from tacit.data.interactions import from_columns
 from tacit.data.splits import split
 from tacit.deploy.connection import serve
 from tacit.deploy.engine import Engine
 from tacit.deploy.node import Node
 from tacit.deploy.server import Asked, prepare, run
-from tacit.deploy.wire import VERSION, Packet
+from tacit.deploy.wire import VERSION, Packet, unpack
 from toys import few_users
 
 
@@ -127,3 +128,43 @@ def test_nothing_of_a_user_is_on_the_wire_and_the_bytes_are_those_of_the_record(
         total = len(up if way == "up" else down)
         assert sent[way] + heads[way] + beside[way] == total
         assert recorded[way] + greeting[way] == pytest.approx(sent[way], rel=0.05)
+
+
+def test_every_node_downloads_the_same_small_model(tmp_path):
+    """Whoever ranks gets the same bytes, and asks for nothing: what a node's users have does not show in them."""
+    few = few_users(24)
+    made = config(method="tally", data="items", settings={"small": 0.02, "ridge": 1.0, "blend": (0.0, 0.3)})
+    asked = Asked(made, items_file(tmp_path / "items.csv", few), nodes=2)
+    folder, job = prepare(asked, tmp_path / "run")
+    taps, works, stop = [], [], threading.Event()
+    heard: dict[int, list[Packet]] = {0: [], 1: []}
+
+    def answering(place, node):
+        def answer(blob):
+            heard[place].append(unpack(blob))
+            return node.answer(blob)
+
+        return answer
+
+    with Engine("127.0.0.1", 0) as engine:
+        for place, own in enumerate(shards(few, 2)):
+            taps.append(Tap(engine.port))
+            node = Node(own, tmp_path / f"n{place}", f"n{place}", threads=1)
+            where = f"127.0.0.1:{taps[-1].port}"
+            works.append(threading.Thread(target=serve, args=(where, answering(place, node)), kwargs={"stop": stop}))
+            works[-1].start()
+        try:
+            summary = run(asked, folder, job, engine)
+        finally:
+            stop.set()
+            for work in works:
+                work.join()
+    sent = [[decode(p.body) for p in heard[place] if p.kind == "evaluate"] for place in (0, 1)]
+    models = [[down["model"].numpy().tobytes() for down in one] for one in sent]
+    assert len(set(models[0])) == 2, "one for each candidate, and once more the better one"
+    assert models[0] == models[1]
+    assert all(set(down.fields) == {"model"} for one in sent for down in one), "and nothing else"
+    for tap, one in zip(taps, models, strict=True):
+        down = b"".join(bytes(line[1]) for line in tap.lines)
+        assert all(down.count(model) == one.count(model) for model in one)
+    assert summary.bytes_to_rank == len(models[0][-1]) <= 20_000

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tacit.core.method import Method
 from tacit.core.payload import Payload, State
-from tacit.data.cohort import Cohort, Federation
+from tacit.data.cohort import Federation
 
 Ints = NDArray[np.int64]
 
@@ -29,6 +29,14 @@ class Fitting(Protocol):
 
     def fitted(self, n_items: int, ordered: bool) -> tuple[Method, str]:
         """The method for these data, and what was chosen; empty: nothing had to be."""
+
+
+@runtime_checkable
+class Choosing(Protocol):
+    """Tries one solution a round, and validation chooses among them."""
+
+    def chosen(self, round: int) -> Method:
+        """The method with the solution of this round alone."""
 
 
 @runtime_checkable
@@ -53,14 +61,6 @@ class Renewing(Protocol):
 
     def epoch_start(self, p: State) -> State:
         """Leaves to renew before a local epoch."""
-
-
-@runtime_checkable
-class Trimming(Protocol):
-    """A client downloads less before it ranks than the server would send in training."""
-
-    def serving_bytes(self, down: Payload, data: Cohort) -> int:
-        """Bytes that these clients download before they can rank."""
 
 
 @runtime_checkable

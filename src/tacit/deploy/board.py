@@ -30,11 +30,11 @@ class Standing:
     failed: int = 0
     reason: str = ""  # the last refusal, or why the node waits
     strikes: int = 0  # times in a row that it did not answer
+    took: float = 0.0  # seconds of its last answer
 
     def __post_init__(self) -> None:
         self.node = -1  # of the link
         self.rests = 0.0  # until then it is not asked, on the monotonic clock
-        self.took = 0.0  # seconds of its last answer
 
 
 @dataclass
@@ -49,6 +49,7 @@ class Board:
     quorum: bool = False  # whether enough nodes are there for a round
     needs: str = ""  # what a quorum is
     rejected: dict[str, int] = field(default_factory=dict)  # addresses without a key that is known -> requests
+    sums: dict[str, int] = field(default_factory=dict)  # the last secure sum: its round, nodes asked and survived
     certificate_days: int | None = None  # until the first of the certificates ends
 
     def __post_init__(self) -> None:
@@ -108,7 +109,7 @@ class Board:
 
     def take(self, before: Mapping[str, Any]) -> None:
         """Go on counting where an earlier server of this run stopped."""
-        known = set(Standing.__dataclass_fields__) - {"up", "strikes"}
+        known = set(Standing.__dataclass_fields__) - {"up", "strikes", "took"}
         found = before.get("nodes")
         for name, values in found.items() if isinstance(found, dict) else ():
             if isinstance(values, dict):

@@ -166,6 +166,7 @@ class FlowerFleet(Gathering):
                 raise TooFew(f"round {round}: {error}") from error
             leave_out(self.method, round, error)
             return
+        self.board.sums = {"round": round, "asked": len(nodes), "survived": len(server.summed)}
         up = layout.everybody(total)
         summed = [(part, packet) for part, packet in trained if part.place in server.summed]
         sizes = torch.from_numpy(self.federation.sizes[torch.cat([part.down.ids for part, _ in summed]).numpy()])

@@ -1,8 +1,8 @@
 """GF-CF: a graph filter in closed form, and the function that tally shares with it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from tacit.core.closed_form import ClosedForm, history, linear
 from tacit.core.leaves import Leaves, shared
 from tacit.core.method import Moment
 from tacit.core.payload import Each, Payload, State
+from tacit.core.settings import Amount, Counts
 from tacit.data.cohort import Cohort, Federation
 
 
@@ -23,8 +24,8 @@ class GFCF(ClosedForm):
     vectors of R̃. Every round tries the next rank of V; the best on validation is reported.
     """
 
-    rank: tuple[int, ...] = (32, 64, 128, 256)  # columns of V
-    ideal: float = 0.3  # α
+    rank: Counts = (32, 64, 128, 256)  # columns of V
+    ideal: Amount = 0.3  # α
     history: Literal["train", "known"] = "train"  # known: the device's validation item counts as input at test
 
     name: ClassVar[str] = "gfcf"
@@ -39,6 +40,10 @@ class GFCF(ClosedForm):
     def length(self, asked: int | None = None) -> int:
         """A round for each rank."""
         return len(self.rank)
+
+    def chosen(self, round: int) -> Self:
+        """With the rank of this round alone."""
+        return replace(self, rank=self.rank[round - 1 : round])
 
     def init_server(self, federation: Federation) -> State:
         """Nothing yet."""

@@ -1,11 +1,11 @@
 """tally: clients share additive statistics, the server solves in closed form; one upload, and able to forget."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from tacit.core.closed_form import ClosedForm
 from tacit.core.leaves import Leaves, shared
-from tacit.core.method import Moment
+from tacit.core.method import Method, Moment
 from tacit.core.payload import Payload, Shared, Sparse, State
 from tacit.core.scorers import standardised
+from tacit.core.settings import Amount, Count, Decay, Positives, Probability, Seed, Shares, Whole, Windows
 from tacit.data.cohort import Cohort, Federation
 from tacit.errors import UserError
 from tacit.methods.gfcf import graph_filter, leading
@@ -57,30 +58,43 @@ class Tally(ClosedForm):
     the columns too, of these items.
     """
 
-    windows: tuple[int, ...] = (1, 20)  # W of each time scale
-    decays: tuple[float, ...] = (1.0, 0.9)  # γ of each time scale
-    ridge: tuple[float, ...] = (0.3, 1.0, 4.0)  # λ, as a multiple of A's mean diagonal (to a power of two)
-    blend: tuple[float, ...] = (0.0, 0.3, 0.5, 1.0)  # w: 0 is the ridge alone, 1 the item weights alone
-    inputs: int = 0  # how many of the most popular items histories consist of; 0: as many as fit
+    windows: Windows = (1, 20)  # W of each time scale
+    decays: tuple[Decay, ...] = (1.0, 0.9)  # γ of each time scale
+    ridge: Positives = (0.3, 1.0, 4.0)  # λ, as a multiple of A's mean diagonal (to a power of two)
+    blend: Shares = (0.0, 0.3, 0.5, 1.0)  # w: 0 is the ridge alone, 1 the item weights alone
+    inputs: Whole = 0  # how many of the most popular items histories consist of; 0: as many as fit
     weights: Literal["ease", "gfcf"] = "ease"  # what is made of G
-    ease_ridge: tuple[float, ...] = (200.0, 50.0, 500.0, 1000.0)  # λ of EASE alone; blended, the first
-    gfcf_rank: int = 128  # of GF-CF's ideal filter
-    gfcf_ideal: float = 0.3  # its weight
+    ease_ridge: Positives = (200.0, 50.0, 500.0, 1000.0)  # λ of EASE alone; blended, the first
+    gfcf_rank: Count = 128  # of GF-CF's ideal filter
+    gfcf_ideal: Amount = 0.3  # its weight
     history: Literal["train", "known"] = "train"  # known: the device's validation item counts as input at test
-    clip: float = 0.0  # L2 bound on a user's whole contribution; 0: none
-    dp_noise: float = 0.0  # standard deviation of the Gaussian noise on the sums, in units of clip
-    delta: float = 1e-6
-    dp_seed: int = -1  # of the noise; -1: the system's entropy. A number is for repeatable simulations: ε = ∞
+    clip: Amount = 0.0  # L2 bound on a user's whole contribution; 0: none
+    dp_noise: Amount = 0.0  # standard deviation of the Gaussian noise on the sums, in units of clip
+    delta: Probability = 1e-6
+    dp_seed: Seed = -1  # of the noise; -1: the system's entropy. A number is for repeatable simulations: ε = ∞
+    small: Amount = 0.0  # MB of the model that every client downloads, cut from the solution; 0: the whole solution
 
     name: ClassVar[str] = "tally"
     paper: ClassVar[str] = "FedCIA's idea taken to its end"
     individual: ClassVar[str] = ""  # all it needs is sums
 
+    def __post_init__(self) -> None:
+        """Refuse what does not go together."""
+        if len(self.windows) != len(self.decays):
+            raise UserError(f"tally needs a decay for each window: windows={self.windows}, decays={self.decays}")
+        if self.inputs and (self.clip or self.weights == "gfcf"):
+            raise UserError(f"inputs={self.inputs} is invalid with clip or weights=gfcf; leave it out")
+
+    @classmethod
+    def refined(cls, settings: Mapping[str, Any]) -> type[Method]:
+        """With a small model, a class of its own."""
+        from tacit.methods.tally_shipped import SmallTally
+
+        return SmallTally if str(settings.get("small", 0.0)) not in ("0", "0.0") else cls
+
     def leaves(self) -> Leaves:
         """What a client ranks with."""
         return dict.fromkeys(("inputs", "B", "E", "blend"), shared())
-
-    # what is tried
 
     def fitted(self, n_items: int, ordered: bool) -> tuple[Self, str]:
         """Without order the item weights alone, and as many inputs as fit; and what was chosen."""
@@ -88,12 +102,8 @@ class Tally(ClosedForm):
         if not ordered and min(self.blend) < 1:
             chosen = replace(chosen, blend=(1.0,))
             said.append("these data have no times: item weights alone")
-        if (
-            not self.inputs
-            and chosen._sums.whole(n_items, n_items) > CELLS
-            and not self.clip
-            and self.weights == "ease"
-        ):
+        free = not self.inputs and not self.clip and self.weights == "ease"
+        if free and chosen._sums.whole(n_items, n_items) > CELLS:
             fit = next(rows for rows in range(n_items, 0, -100) if chosen._sums.whole(rows, n_items) <= CELLS)
             chosen = replace(chosen, inputs=fit)
             said.append(f"of {n_items:,} items, histories consist of the {fit:,} most popular")
@@ -103,6 +113,11 @@ class Tally(ClosedForm):
         """Every (λ, w, λ of EASE) in the order of the rounds; a λ's solution is used for all its w."""
         pure = product(self.ridge[:1], (w for w in self.blend if w == 1), self.ease_ridge)  # λ does not matter there
         return [*product(self.ridge, (w for w in self.blend if w < 1), self.ease_ridge[:1]), *pure]
+
+    def chosen(self, round: int) -> Self:
+        """The method with the candidate of this round alone."""
+        ridge, blend, alone = self.candidates()[max(round - 1 - bool(self.inputs), 0)]
+        return replace(self, ridge=(ridge,), blend=(blend,), ease_ridge=(alone,))
 
     def length(self, asked: int | None = None) -> int:
         """A round for each candidate, after one for counting where histories are cut down."""
@@ -118,20 +133,19 @@ class Tally(ClosedForm):
             return None
         return gaussian_epsilon(self.dp_noise, self.delta) if self.dp_seed < 0 else math.inf
 
-    # what a client sends
-
     def init_server(self, federation: Federation) -> State:
         """No sums yet."""
         rows = min(self.inputs or federation.n_items, federation.n_items)
         if self._sums.whole(rows, federation.n_items) > 2 * CELLS:
             raise UserError(f"{rows:,} inputs are more than tally holds in memory; try --set inputs=1000")
-        if self.inputs and (self.clip or self.weights == "gfcf"):
-            raise UserError(f"inputs={self.inputs} is invalid with clip or weights=gfcf; leave it out")
         return {"tried": torch.zeros(1).long()}
 
     def downlink(self, server: State, ids: Tensor) -> Payload:
-        """Nothing before there is a choice of items or a solution."""
-        return Payload(ids, {n: Shared(server[n]) for n in self.leaves() if n in server})
+        """Nothing before there is a choice of items or a solution; of that, what the blend takes."""
+        idle = {0.0: "E", 1.0: "B"}.get(float(server["blend"])) if "blend" in server else None
+        return Payload(
+            ids, {n: Shared(torch.zeros(0) if n == idle else server[n]) for n in self.leaves() if n in server}
+        )
 
     def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
         """A, C and G of each client, as the cells that are not zero; before them, where asked, its counts of items."""
@@ -258,15 +272,6 @@ class Tally(ClosedForm):
             now = now.at(None, self._sums.places(chosen, n_items))
             seen = seen.at(None, places(chosen, n_items))
         return now, seen
-
-    def serving_bytes(self, down: Payload, data: Cohort) -> int:
-        """Only the rows of B and E that a client's own items name, and which items have a row."""
-        parts = self._histories(down, data, known=False)
-        used = [len(down["B"]) > 0 and float(down["blend"]) < 1, len(down["E"]) > 0 and float(down["blend"]) > 0]
-        slots = data.users.shape[1]
-        wide = len(self.windows) * data.federation.n_items
-        rows = sum(len(np.unique(c.owner // slots * wide + c.column)) for c, u in zip(parts, used, strict=True) if u)
-        return rows * data.federation.n_items * 4 + (down.fields["inputs"].nbytes(len(data.ids)) if self.inputs else 0)
 
     def scores(self, p: State) -> Tensor:
         """(C, U, M)."""

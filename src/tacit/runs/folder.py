@@ -1,6 +1,7 @@
 """A run's folder. `checkpoints/index.json`, replaced at once, alone says what counts: a kill leaves before or after.
 
 run.json             what was asked for: configuration, settings, versions, data fingerprint
+data.npz             the data, where they have no name of their own or the run is a model to be used
 rounds.jsonl         a line a round
 checkpoints/         round-N/server.safetensors and clients.safetensors; index.json names the last and the best.
                      After a user was forgotten or taken in, revision-N with life.json beside them
@@ -18,6 +19,8 @@ from typing import IO, Any
 
 from tacit.core.payload import State
 from tacit.core.rounds import Progress, RoundRecord
+from tacit.data import kept
+from tacit.data.interactions import Interactions
 from tacit.errors import UserError
 from tacit.runs.files import (
     append,
@@ -27,6 +30,7 @@ from tacit.runs.files import (
     sync,
     taken,
     to_json,
+    write_bytes,
     write_json,
     write_tensors,
     write_text,
@@ -45,14 +49,16 @@ class RunFolder:
         self._lock: IO[bytes] | None = None
 
     @classmethod
-    def create(cls, path: Path, run: dict[str, Any]) -> "RunFolder":
-        """A new run, locked; refuses a folder that has anything in it."""
+    def create(cls, path: Path, run: dict[str, Any], data: Interactions | None = None) -> "RunFolder":
+        """A new run, locked, with its data where they are to be kept; refuses a folder that has anything in it."""
         folder = cls(path)
         folder._refuse_full()
         try:
             path.mkdir(parents=True, exist_ok=True)
             folder.lock()
             folder._refuse_full()  # another process may have been faster
+            if data is not None:
+                folder.keep(data)
             write_json(path / "run.json", run)
             folder.checkpoints.mkdir()
         except OSError as error:
@@ -62,7 +68,7 @@ class RunFolder:
     def _refuse_full(self) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(p.name != LOCK for p in self.path.iterdir())):
             there = (self.path / "run.json").exists()
-            hint = f"tacit resume {self.path} goes on with it" if there else "name another"
+            hint = f"tacit resume {self.path} continues it" if there else "name another"
             raise UserError(f"{self.path} is not an empty folder; {hint}")
 
     @classmethod
@@ -95,6 +101,15 @@ class RunFolder:
             yield
         finally:
             self.unlock()
+
+    @property
+    def data(self) -> Interactions | None:
+        """The data it keeps; None where they have a name."""
+        return kept.unpacked(self.path / kept.FILE) if (self.path / kept.FILE).exists() else None
+
+    def keep(self, data: Interactions) -> None:
+        """Keep these data, in place of others."""
+        write_bytes(self.path / kept.FILE, kept.packed(data))
 
     @property
     def run(self) -> dict[str, Any]:
@@ -206,6 +221,15 @@ class RunFolder:
                 shutil.rmtree(old)
         if index and (self.checkpoints / index["best"] / "life.json").exists():
             (self.path / "life.json").unlink(missing_ok=True)
+
+    def without_checkpoint(self) -> UserError:
+        """Why a run that has no checkpoint cannot be used, and what to do."""
+        if self.summary is None:
+            return UserError(f"{self.path} has no finished round yet; tacit resume {self.path} continues it")
+        return UserError(
+            f"{self.path} is finished and its checkpoints were dropped, so only its figures are left; tacit experiment "
+            "--keep keeps them: remove this folder and run it again with --keep"
+        )
 
     def drop_checkpoints(self) -> None:
         """Keep the figures of a finished run alone."""

@@ -1,0 +1,107 @@
+"""What stands before every page: a strange host is refused, changes need the token, and nothing foreign is loaded."""
+
+import json
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from tacit.errors import UserError
+
+Scope = MutableMapping[str, Any]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Callable[[], Awaitable[Any]], Send], Awaitable[None]]
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)  # Plot writes styles into its drawings
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+TOKEN = "x-tacit-token"
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+class Guard:
+    """Checks every request before an application sees it."""
+
+    def __init__(self, app: App, hosts: tuple[str, ...], token: str = "", private: tuple[str, ...] = ()) -> None:
+        """`hosts` without a port; empty: any. With a token, what changes something or is private needs it."""
+        self.app, self.hosts, self.token, self.private = app, hosts, token, private
+
+    async def __call__(self, scope: Scope, receive: Callable[[], Awaitable[Any]], send: Send) -> None:
+        """Refuse with a sentence, or hand on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def sent(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                more = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                if not any(name == b"cache-control" for name, _ in message["headers"]):
+                    more.append((b"cache-control", b"no-store"))
+                message["headers"] = [*message["headers"], *more]
+            await send(message)
+
+        if refused := self._refused(scope):
+            status, sentence = refused
+            body = json.dumps({"error": sentence}).encode()
+            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+            await sent({"type": "http.response.start", "status": status, "headers": headers})
+            await sent({"type": "http.response.body", "body": body})
+            return
+        await self.app(scope, receive, sent)
+
+    def _refused(self, scope: Scope) -> tuple[int, str] | None:
+        heads = {name.lower(): value for name, value in scope["headers"]}
+        host = heads.get(b"host", b"").decode("latin-1").lower()
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+        if self.hosts and name not in self.hosts:
+            return 421, f"this server is not '{name[:80]}'; ask it by the address it was started with"
+        changes = scope["method"] not in ("GET", "HEAD", "OPTIONS")
+        if self.token and (changes or scope["path"].startswith(self.private or ("\n",))):
+            given = heads.get(TOKEN.encode(), b"")
+            if not secrets.compare_digest(given, self.token.encode()):
+                return 403, "this needs the token of the address that tacit studio printed; open that one"
+        return None
+
+
+def answer_errors(app: FastAPI) -> None:
+    """One sentence for everything that goes wrong, with the status it deserves."""
+
+    @app.exception_handler(UserError)
+    async def _user(request: Request, error: UserError) -> JSONResponse:
+        return JSONResponse({"error": str(error)}, status_code(str(error)))
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
+        reason = first["msg"][:1].lower() + first["msg"][1:]
+        return JSONResponse({"error": f"{where or 'the body'} is invalid: {reason}"}, 422)
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> JSONResponse:
+        said = {404: f"there is no {request.url.path} here", 405: f"{request.method} is not for {request.url.path}"}
+        return JSONResponse({"error": said.get(error.status_code, str(error.detail))}, error.status_code)
+
+
+def status_code(sentence: str) -> int:
+    """Who or what is not there is 404, a wish that cannot be granted 409, anything else a bad request."""
+    if (
+        sentence.startswith(("no user", "unknown item", "unknown run", "unknown node", "unknown user"))
+        or "knows nothing of" in sentence
+    ):
+        return 404
+    if any(part in sentence for part in ("already forgotten", "another process", "is not finished", "cannot take in")):
+        return 409
+    return 400
