@@ -369,3 +369,16 @@ def test_a_reason_holds_nothing_that_a_terminal_would_obey(tmp_path):
     list(fleet.train(fleet.method.init_server(fleet.federation), torch.arange(24), 1, Traffic()))
     assert "x??[2Jround 7" in fleet.board.of("n1").reason
     assert fleet.board.of("n1").reason.isprintable()
+
+
+@pytest.mark.parametrize("name", ["pfedgraph", "fedca"])
+def test_clients_that_say_they_weigh_nothing_stop_no_server(tmp_path, name):
+    data = few_users(24)
+    fleet, link = federation_of(tmp_path, data, job_of(data, name, METHODS[name]))
+    weightless = value("weight", torch.zeros_like)
+    link.spoil = {"n1": lambda reply: weightless(reply) if unpack(reply).kind == "trained" else reply}
+    server = fleet.method.init_server(fleet.federation)
+    for round in (1, 2):
+        uploads = fleet.train(server, torch.arange(24), round, Traffic())
+        server = fleet.method.aggregate(server, uploads, Moment(round, 0))
+    assert all(bool(torch.isfinite(leaf).all()) for leaf in server.values())

@@ -257,6 +257,6 @@ def test_a_node_trains_nobody_elses_clients(tmp_path, caplog):
 def test_a_method_that_needs_single_uploads_is_in_no_secure_sum_of_a_node(tmp_path):
     """Its models are each client's own: nobody could compare them."""
     data = few_users(24)
-    fleet, link = securely(tmp_path, data, "gpfedrec", METHODS["gpfedrec"])
+    fleet, _ = securely(tmp_path, data, "gpfedrec", METHODS["gpfedrec"])
     with pytest.raises(TooFew, match="0 of 3 clients are left after MaskedInput"):
         list(fleet.train(fleet.method.init_server(fleet.federation), torch.arange(24), 1, Traffic()))

@@ -43,8 +43,8 @@ def leave_out(method: Method, round: int, error: UserError) -> None:
 def check_alike(method: Method, n_items: int, down: Payload) -> None:
     """On a node: refuse a value for each client where the method has one for all of them.
 
-    In a secure sum a server could send every node another model, one that leaves zeros of the uploads of all but one; in
-    an evaluation a model of its own to one user, whose ranks the node's mean metrics then are.
+    In a secure sum a server could send every node another model, one that leaves zeros of the uploads of all but one,
+    and in an evaluation a model of its own to one user, whose ranks the node's mean metrics then are.
     """
     single = [name for name, field in down.fields.items() if not field.alike]
     if not single or method.individual:
