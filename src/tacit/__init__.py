@@ -12,15 +12,17 @@ from tacit.errors import UserError
 if TYPE_CHECKING:
     from tacit.data.frames import Data
     from tacit.runs.compare import compare
+    from tacit.runs.lines import lines
     from tacit.runs.model import Model, load, recommend
     from tacit.runs.run import resume, run
     from tacit.runs.train import train
 
-__all__ = ["Data", "Model", "UserError", "compare", "load", "recommend", "resume", "run", "train"]
+__all__ = ["Data", "Model", "UserError", "compare", "lines", "load", "recommend", "resume", "run", "train"]
 
 _ROOMS = {
     "Data": "tacit.data.frames",
     "compare": "tacit.runs.compare",
+    "lines": "tacit.runs.lines",
     "train": "tacit.runs.train",
     **dict.fromkeys(("Model", "load", "recommend"), "tacit.runs.model"),
     **dict.fromkeys(("resume", "run"), "tacit.runs.run"),

@@ -22,7 +22,8 @@ from tacit.deploy.server import prepare
 from tacit.deploy.wire import ANSWERS, VERSION, Packet, unpack
 from tacit.errors import UserError
 from tacit.privacy import secure_sum
-from tacit.privacy.secure_fleet import SecureFleet
+from tacit.privacy.fixed_point import FixedPoint
+from tacit.privacy.secure_fleet import BOUND, SecureFleet
 from toys import few_users
 
 ONE = METHODS["fedmf"] | {"epochs": 1}
@@ -162,3 +163,27 @@ def test_what_cannot_be_summed_is_refused_at_the_start(tmp_path):
     each = dataclasses.replace(asked(tmp_path), config=config(method="gpfedrec", data="nodes", secure=True))
     with pytest.raises(UserError, match="does not work with a secure sum"):
         prepare(each, tmp_path / "run")
+
+
+def test_a_sum_weighs_no_more_than_its_clients_announced(tmp_path):
+    """Words of a masked vector can be added to without knowing the masks; what a node adds to the weight is seen."""
+    data = few_users(24)
+    fleet, link = securely(tmp_path, data)
+    point = FixedPoint(BOUND, 24)
+    free = 24 * data.n_items - int(fleet.federation.sizes.sum())
+    assert free > 100
+
+    def heavier(by):
+        more = int(point.encode(np.array([float(by)])).astype(np.uint64)[0])
+
+        def change(blob):
+            word = (int.from_bytes(blob[-8:], "little") + more) % 2**64
+            return blob[:-8] + word.to_bytes(8, "little")
+
+        return lambda reply: body(change)(reply) if unpack(reply).kind == "trained" else reply
+
+    link.spoil = {"n1": heavier(0)}
+    distributed(fleet, 1)
+    link.spoil = {"n1": heavier(free / 2)}
+    with pytest.raises(TooFew, match="'weight' is outside"):
+        distributed(fleet, 2, first=2)

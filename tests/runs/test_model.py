@@ -198,7 +198,7 @@ def test_items_are_named_by_id_or_title(tally):
     assert tally.items_in(f"3, {titles[1]}") == ["3", "4"]
     with pytest.raises(UserError, match=r"unknown item 'nothing' in demo; its items are 1, 2, 3, …"):
         tally.recommend(items=["nothing"])
-    with pytest.raises(UserError, match="unknown item 'Haunted Cellar XII'; did you mean 'Haunted Cellar III"):
+    with pytest.raises(UserError, match="unknown item 'Haunted Cellar XII' in demo; did you mean 'Haunted Cellar"):
         tally.recommend(items=["Haunted Cellar XII"])
     with pytest.raises(UserError, match="at least one item"):
         tally.recommend(items=[])

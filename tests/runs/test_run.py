@@ -168,10 +168,10 @@ def test_a_run_does_not_go_on_over_other_data(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         run("oracle", data="mine", rounds=2, threads=1, out=tmp_path / "run", watch=stop)
-    import_file(csv(tmp_path / "b.csv", shift=1), "mine")
+    import_file(csv(tmp_path / "b.csv", shift=1), "mine", replace=True)
     with pytest.raises(UserError, match=r"the data set mine is not the one .* was started with; start a new run"):
         resume(tmp_path / "run")
-    import_file(csv(tmp_path / "c.csv"), "mine")
+    import_file(csv(tmp_path / "c.csv"), "mine", replace=True)
     assert resume(tmp_path / "run").rounds == 2
 
 

@@ -20,7 +20,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-data_app = typer.Typer(help="Data sets: list, show, fetch, import.", no_args_is_help=True, rich_markup_mode=None)
+data_app = typer.Typer(
+    help="Data sets: list, show, fetch, import, remove.", no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(data_app, name="data")
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -54,6 +56,7 @@ DATA: dict[str, Callable[..., None]] = {
     "show": data.show,
     "fetch": data.fetch,
     "import": data.take_in,
+    "remove": data.remove,
 }
 for name, command in DATA.items():
     data_app.command(name)(command)

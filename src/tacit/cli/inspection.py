@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacit.cli import options as o
-from tacit.cli.screen import out
+from tacit.cli.screen import out, show
 from tacit.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def recommend(
     else:
         from tacit.runs import report
 
-        out.print(report.recommendations(user, known, found))
+        show(report.recommendations(user, known, found))
 
 
 def _written(frame: "pl.DataFrame", file: Path | None) -> None:
@@ -99,10 +99,10 @@ def diagnose(
         for one in found:
             print(diagnose.as_json(one))
         return
-    out.print(report.diagnostics(found))
+    show(report.diagnostics(found))
     out.print(f"The best round by validation is {run.folder.best_round}.")
     if parted := report.clusters(found):
-        out.print(parted)
+        show(parted)
     for line in report.cluster_remarks(found):
         out.print(line)
 
@@ -139,7 +139,7 @@ def audit(
         if as_json:
             print(to_json(dataclasses.asdict(one)))
     if not as_json:
-        out.print(report.audits(found))
+        show(report.audits(found))
         for line in report.audit_remarks(found):
             out.print(line)
 
@@ -154,7 +154,7 @@ def _poison(folders: list[Path], rounds: int, at: str, interactions: int, bound:
         if as_json:
             print(to_json(dataclasses.asdict(one)), flush=True)
     if not as_json:
-        out.print(report.poisonings(found))
+        show(report.poisonings(found))
         for line in report.poison_remarks(found):
             out.print(line)
 

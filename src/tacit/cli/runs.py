@@ -2,12 +2,12 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tacit.cli import options as o
-from tacit.cli.screen import downloading, out, rounds_bar, stopping, table
+from tacit.cli.screen import downloading, out, rounds_bar, show, stopping, table
 
 if TYPE_CHECKING:
     from tacit.core.rounds import Plan, Progress
@@ -17,6 +17,7 @@ EASE_ITEMS = 8_000  # beyond this many items, EASE as a reference takes longer t
 
 
 def run(
+    context: typer.Context,
     method: o.MethodName = "tally",
     data: o.DataName = "ml-100k",
     protocol: o.ProtocolName = "strict",
@@ -42,43 +43,50 @@ def run(
     sanity_rows: o.Sanity = True,
     diagnosed: Annotated[bool, typer.Option("--diagnose", help="record `tacit diagnose` of every validation")] = False,
     as_json: o.AsJson = False,
+    progress_kind: o.ProgressKind = "auto",
+    written: Annotated[
+        Path | None, typer.Option("--config", help="options from a TOML file or a run.json; those typed come first")
+    ] = None,
 ) -> None:
     """Train a method on real data, evaluate it, and show what it would recommend."""
-    from tacit.config import config, parse_pairs
+    from tacit.config import config, parse_pairs, read
     from tacit.runs import diagnose
     from tacit.runs.run import start
 
-    (method,), of_plug = o.plugged([method], plug)
-    asked = config(
-        method=method,
-        data=data,
-        protocol=protocol,
-        rounds=rounds,
-        seed=seed,
-        settings=parse_pairs(settings or []) | of_plug,
-        clients=clients,
-        min_interactions=min_interactions,
-        select=select,
-        metrics=metrics,
-        evaluate_every=evaluate_every,
-        patience=patience,
-        threads=threads,
-        chunk=chunk,
-        mapped=mapped,
-        secure=secure,
-        dp=dp,
-        ldp=ldp,
-        bound=bound,
-        robust=robust,
-    )
+    options: dict[str, Any] = {
+        "method": method,
+        "data": data,
+        "protocol": protocol,
+        "rounds": rounds,
+        "seed": seed,
+        "clients": clients,
+        "min_interactions": min_interactions,
+        "select": select,
+        "metrics": metrics,
+        "evaluate_every": evaluate_every,
+        "patience": patience,
+        "threads": threads,
+        "chunk": chunk,
+        "mapped": mapped,
+        "secure": secure,
+        "dp": dp,
+        "ldp": ldp,
+        "bound": bound,
+        "robust": robust,
+    }
+    if written is not None:
+        options = read(written) | {name: value for name, value in options.items() if o.typed(context, name)}
+    (name,), of_plug = o.plugged([options.get("method", method)], plug)
+    given = options.pop("settings", {}) | parse_pairs(settings or []) | of_plug
+    asked = config(**options | {"method": name, "settings": given})
     with downloading() as progress:
         started = start(asked, folder, progress)
     if diagnosed:
         (started.folder.path / diagnose.FILE).touch()
-    out.print(f"{method} on {data}, protocol {protocol}, seed {seed} → {started.folder.path}")
-    if started.chosen:
-        out.print(f"{method}: {started.chosen}")
-    _finish(started, sanity_rows, as_json)
+    out.print(f"{asked.method} on {asked.data}, protocol {asked.protocol}, seed {asked.seed} → {started.folder.path}")
+    for line in filter(None, (started.chosen and f"{asked.method}: {started.chosen}", started.idle)):
+        out.print(line)
+    _finish(started, sanity_rows, as_json, progress_kind)
 
 
 def train(
@@ -130,12 +138,12 @@ def _finish_model(run: "Run") -> None:
     from tacit.runs.model import Model
 
     path = run.folder.path
-    with stopping(f"go on with: tacit resume {path}"), rounds_bar() as watching:
+    with stopping(f"continue with: tacit resume {path}"), rounds_bar() as watching:
         run.go_on(watching(run.config.method))
     model = Model(run)
     users = _some_users(run)
     for user in users:
-        out.print(report.recommendations(user, model.recent(user), model.recommend(user)))
+        show(report.recommendations(user, model.recent(user), model.recommend(user)))
     items = ",".join(model.owned(users[0])[:3])
     out.print(
         f"trained on all {len(run.split.data):,} interactions of {run.split.n_users:,} users → {path}\n"
@@ -163,21 +171,24 @@ def compare(
     ldp: o.Noise = None,
     folder: Annotated[Path | None, typer.Option("--out", help="keep the runs here; finished ones are reused")] = None,
     as_json: o.AsJson = False,
+    progress_kind: o.ProgressKind = "auto",
 ) -> None:
     """Run several methods on the same ground and print one table."""
-    from tacit.config import parse_pairs
+    from tacit.config import canonical, parse_pairs
     from tacit.data import sources
     from tacit.evaluation.metrics import names as names_of
+    from tacit.runs.compare import SANITY
     from tacit.runs.compare import compare as compared
     from tacit.runs.files import to_json
 
     numbers = o.numbers(seeds)
     names, of_plug = o.plugged(names, plug)
+    runs = len({canonical(name) for name in [*names, *SANITY]}) * len(numbers)
     with downloading() as progress:
         sources.load(data, min_interactions, progress)
     with (
         stopping(f"finished runs are kept in {folder}" if folder else "nothing is kept without --out"),
-        rounds_bar() as watching,
+        rounds_bar(progress_kind, runs) as watching,
     ):
         rows = compared(
             names,
@@ -198,6 +209,9 @@ def compare(
             ldp=ldp,
         )
     table(rows, names_of(metrics))
+    own = [row.method for row in rows if rounds and not patience and {run.rounds for run in row.runs} != {rounds}]
+    if own:
+        out.print(f"rounds={rounds} has no effect on {', '.join(own)}: closed forms have rounds of their own.")
     if as_json:
         print(to_json([dataclasses.asdict(one) for row in rows for one in row.runs]))
 
@@ -207,6 +221,7 @@ def resume(
     rounds: Annotated[int | None, typer.Option("--rounds", help="let a run, finished or not, have so many")] = None,
     sanity_rows: o.Sanity = True,
     as_json: o.AsJson = False,
+    progress_kind: o.ProgressKind = "auto",
 ) -> None:
     """Resume a run that was stopped, or let a finished one have more rounds."""
     from tacit.runs.run import extend, reopen
@@ -218,10 +233,10 @@ def resume(
     if stopped.config.protocol == "everything":
         _finish_model(stopped)
         return
-    _finish(stopped, sanity_rows, as_json)
+    _finish(stopped, sanity_rows, as_json, progress_kind)
 
 
-def _finish(run: "Run", sanity_rows: bool, as_json: bool) -> None:
+def _finish(run: "Run", sanity_rows: bool, as_json: bool, progress_kind: str) -> None:
     """Train to the end and show everything a newcomer wants to see."""
     from tacit.runs import diagnose, report
     from tacit.runs.compare import Row, sanity
@@ -230,7 +245,7 @@ def _finish(run: "Run", sanity_rows: bool, as_json: bool) -> None:
     from tacit.runs.run import Summary
 
     path = run.folder.path
-    with stopping(f"go on with: tacit resume {path}"), rounds_bar() as watching:
+    with stopping(f"continue with: tacit resume {path}"), rounds_bar(progress_kind) as watching:
         watch = watching(run.config.method)
         if (path / diagnose.FILE).exists():
             watch = _both(watch, diagnose.recorder(run))
@@ -239,12 +254,12 @@ def _finish(run: "Run", sanity_rows: bool, as_json: bool) -> None:
         rows = [Row(run.config.method, (summary,))]
         if sanity_rows:
             names = ["popularity", "ease", "oracle"] if run.split.n_items <= EASE_ITEMS else ["popularity", "oracle"]
-            rows += sanity(run.config, [n for n in names if n != run.config.method])
+            rows += sanity(run.config, [n for n in names if n != run.config.method], run.folder.data)
     table(rows, run.config.metrics)
-    out.print(report.groups(summary))
+    show(report.groups(summary))
     model = Model(run)
     for user in _some_users(run):
-        out.print(report.recommendations(user, model.recent(user), model.recommend(user, held_out=True)))
+        show(report.recommendations(user, model.recent(user), model.recommend(user, held_out=True)))
     if as_json:
         print(to_json(dataclasses.asdict(summary)))
 

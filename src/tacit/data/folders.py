@@ -29,12 +29,18 @@ def cache_folder() -> Path:
 
 def imported_names() -> list[str]:
     """The names of imported data sets."""
-    return sorted(file.name.removesuffix(".parquet") for file in imported_file("").parent.glob("*.parquet"))
+    folder = imported_file("").parent
+    return sorted({file.stem for ending in ("npz", "parquet") for file in folder.glob(f"*.{ending}")})
 
 
 def imported_file(name: str) -> Path:
     """The file that keeps an imported data set."""
-    return cache_folder() / "imported" / f"{name}.parquet"
+    return cache_folder() / "imported" / f"{name}.npz"
+
+
+def skipped_file(name: str) -> Path:
+    """The list of rows that an import left out."""
+    return imported_file(name).with_name(f"{name}.skipped.csv")
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import json
 import zipfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +18,20 @@ _TEXTS = ("user_ids", "item_ids", "titles", "groups")
 _NUMBERS = ("user", "item", "time", "repeats")
 
 
-def packed(data: Interactions) -> bytes:
-    """A data set as bytes; `unpacked` gives back the same, to the last bit of its fingerprint."""
+def write(file: IO[bytes], data: Interactions) -> None:
+    """Write a data set; `unpacked` gives back the same, to the last bit of its fingerprint."""
     arrays: dict[str, NDArray[Any]] = {n: getattr(data, n) for n in _NUMBERS if getattr(data, n) is not None}
     arrays |= {n: arrays[n].astype(np.int32) for n in ("user", "item")}
     texts = {name: getattr(data, name).tolist() for name in _TEXTS if getattr(data, name) is not None}
     about = json.dumps({"name": data.name, "about": data.about, "texts": texts}).encode()
-    out = io.BytesIO()
     arrays["about"] = np.frombuffer(about, dtype=np.uint8)
-    np.savez(out, allow_pickle=False, **arrays)
+    np.savez(file, allow_pickle=False, **arrays)
+
+
+def packed(data: Interactions) -> bytes:
+    """The same as bytes."""
+    out = io.BytesIO()
+    write(out, data)
     return out.getvalue()
 
 
@@ -40,7 +45,7 @@ def unpacked(path: Path) -> Interactions:
             texts = {name: np.array(values, dtype=np.str_) for name, values in about["texts"].items()}
             return Interactions(**{"time": None} | numbers | texts, name=about["name"], about=about["about"])
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} cannot be read ({error}); restore it from a copy, or train again") from error
+        raise UserError(f"{path} cannot be read ({error}); restore it from a copy, or make it again") from error
 
 
 def without(data: Interactions, user: int) -> Interactions:

@@ -229,7 +229,8 @@ def comparison(records: Iterable[Record]) -> list[Spec]:
 
 
 def _moved(summary: dict[str, Any]) -> float:
-    return float(summary.get("bytes_up", 0) + summary.get("bytes_down", 0)) / max(summary.get("clients", 1), 1)
+    moved: float = summary.get("bytes_up", 0) + summary.get("bytes_down", 0)
+    return moved / max(int(summary.get("clients", 1)), 1)
 
 
 def _point(x: float, y: Spread | None) -> list[float]:

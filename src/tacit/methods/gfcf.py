@@ -12,6 +12,7 @@ from tacit.core.closed_form import ClosedForm, history, linear
 from tacit.core.leaves import Leaves, shared
 from tacit.core.method import Moment
 from tacit.core.payload import Each, Payload, State
+from tacit.core.settings import Amount, Counts
 from tacit.data.cohort import Cohort, Federation
 
 
@@ -23,8 +24,8 @@ class GFCF(ClosedForm):
     vectors of R̃. Every round tries the next rank of V; the best on validation is reported.
     """
 
-    rank: tuple[int, ...] = (32, 64, 128, 256)  # columns of V
-    ideal: float = 0.3  # α
+    rank: Counts = (32, 64, 128, 256)  # columns of V
+    ideal: Amount = 0.3  # α
     history: Literal["train", "known"] = "train"  # known: the device's validation item counts as input at test
 
     name: ClassVar[str] = "gfcf"

@@ -12,6 +12,7 @@ from tacit.core.closed_form import ClosedForm, history, linear
 from tacit.core.leaves import Leaves, private, shared
 from tacit.core.method import Method, Moment
 from tacit.core.payload import Each, Payload, State
+from tacit.core.settings import Count, Negatives, Positives
 from tacit.data.cohort import Cohort, Federation
 from tacit.methods.ridge import ease_weights
 
@@ -55,8 +56,8 @@ class Oracle(Method):
     Where a protocol never draws a held-out item, this finds it; under an honest one it is at chance.
     """
 
-    negatives: int = 4  # per positive, redrawn every round
-    rounds: int = 100
+    negatives: Negatives = 4  # per positive, redrawn every round
+    rounds: Count = 100
 
     name: ClassVar[str] = "oracle"
     scored_with: ClassVar[str] = "own"
@@ -117,7 +118,7 @@ class EASE(ClosedForm):
     Every round solves with the next λ; the best on validation is reported.
     """
 
-    ridge: tuple[float, ...] = (50.0, 100.0, 200.0, 500.0, 1000.0)  # λ
+    ridge: Positives = (50.0, 100.0, 200.0, 500.0, 1000.0)  # λ
     history: Literal["train", "known"] = "train"  # known: the device's validation item counts as input at test
 
     name: ClassVar[str] = "ease"

@@ -17,6 +17,7 @@ from tacit.core.leaves import Leaves, shared
 from tacit.core.method import Method, Moment
 from tacit.core.payload import Payload, Shared, Sparse, State
 from tacit.core.scorers import standardised
+from tacit.core.settings import Amount, Count, Decay, Positives, Probability, Seed, Shares, Whole, Windows
 from tacit.data.cohort import Cohort, Federation
 from tacit.errors import UserError
 from tacit.methods.gfcf import graph_filter, leading
@@ -57,25 +58,32 @@ class Tally(ClosedForm):
     the columns too, of these items.
     """
 
-    windows: tuple[int, ...] = (1, 20)  # W of each time scale
-    decays: tuple[float, ...] = (1.0, 0.9)  # γ of each time scale
-    ridge: tuple[float, ...] = (0.3, 1.0, 4.0)  # λ, as a multiple of A's mean diagonal (to a power of two)
-    blend: tuple[float, ...] = (0.0, 0.3, 0.5, 1.0)  # w: 0 is the ridge alone, 1 the item weights alone
-    inputs: int = 0  # how many of the most popular items histories consist of; 0: as many as fit
+    windows: Windows = (1, 20)  # W of each time scale
+    decays: tuple[Decay, ...] = (1.0, 0.9)  # γ of each time scale
+    ridge: Positives = (0.3, 1.0, 4.0)  # λ, as a multiple of A's mean diagonal (to a power of two)
+    blend: Shares = (0.0, 0.3, 0.5, 1.0)  # w: 0 is the ridge alone, 1 the item weights alone
+    inputs: Whole = 0  # how many of the most popular items histories consist of; 0: as many as fit
     weights: Literal["ease", "gfcf"] = "ease"  # what is made of G
-    ease_ridge: tuple[float, ...] = (200.0, 50.0, 500.0, 1000.0)  # λ of EASE alone; blended, the first
-    gfcf_rank: int = 128  # of GF-CF's ideal filter
-    gfcf_ideal: float = 0.3  # its weight
+    ease_ridge: Positives = (200.0, 50.0, 500.0, 1000.0)  # λ of EASE alone; blended, the first
+    gfcf_rank: Count = 128  # of GF-CF's ideal filter
+    gfcf_ideal: Amount = 0.3  # its weight
     history: Literal["train", "known"] = "train"  # known: the device's validation item counts as input at test
-    clip: float = 0.0  # L2 bound on a user's whole contribution; 0: none
-    dp_noise: float = 0.0  # standard deviation of the Gaussian noise on the sums, in units of clip
-    delta: float = 1e-6
-    dp_seed: int = -1  # of the noise; -1: the system's entropy. A number is for repeatable simulations: ε = ∞
-    small: float = 0.0  # MB of the model that every client downloads, cut from the solution; 0: the whole solution
+    clip: Amount = 0.0  # L2 bound on a user's whole contribution; 0: none
+    dp_noise: Amount = 0.0  # standard deviation of the Gaussian noise on the sums, in units of clip
+    delta: Probability = 1e-6
+    dp_seed: Seed = -1  # of the noise; -1: the system's entropy. A number is for repeatable simulations: ε = ∞
+    small: Amount = 0.0  # MB of the model that every client downloads, cut from the solution; 0: the whole solution
 
     name: ClassVar[str] = "tally"
     paper: ClassVar[str] = "FedCIA's idea taken to its end"
     individual: ClassVar[str] = ""  # all it needs is sums
+
+    def __post_init__(self) -> None:
+        """Refuse what does not go together."""
+        if len(self.windows) != len(self.decays):
+            raise UserError(f"tally needs a decay for each window: windows={self.windows}, decays={self.decays}")
+        if self.inputs and (self.clip or self.weights == "gfcf"):
+            raise UserError(f"inputs={self.inputs} is invalid with clip or weights=gfcf; leave it out")
 
     @classmethod
     def refined(cls, settings: Mapping[str, Any]) -> type[Method]:
@@ -88,20 +96,14 @@ class Tally(ClosedForm):
         """What a client ranks with."""
         return dict.fromkeys(("inputs", "B", "E", "blend"), shared())
 
-    # what is tried
-
     def fitted(self, n_items: int, ordered: bool) -> tuple[Self, str]:
         """Without order the item weights alone, and as many inputs as fit; and what was chosen."""
         chosen, said = self, []
         if not ordered and min(self.blend) < 1:
             chosen = replace(chosen, blend=(1.0,))
             said.append("these data have no times: item weights alone")
-        if (
-            not self.inputs
-            and chosen._sums.whole(n_items, n_items) > CELLS
-            and not self.clip
-            and self.weights == "ease"
-        ):
+        free = not self.inputs and not self.clip and self.weights == "ease"
+        if free and chosen._sums.whole(n_items, n_items) > CELLS:
             fit = next(rows for rows in range(n_items, 0, -100) if chosen._sums.whole(rows, n_items) <= CELLS)
             chosen = replace(chosen, inputs=fit)
             said.append(f"of {n_items:,} items, histories consist of the {fit:,} most popular")
@@ -131,15 +133,11 @@ class Tally(ClosedForm):
             return None
         return gaussian_epsilon(self.dp_noise, self.delta) if self.dp_seed < 0 else math.inf
 
-    # what a client sends
-
     def init_server(self, federation: Federation) -> State:
         """No sums yet."""
         rows = min(self.inputs or federation.n_items, federation.n_items)
         if self._sums.whole(rows, federation.n_items) > 2 * CELLS:
             raise UserError(f"{rows:,} inputs are more than tally holds in memory; try --set inputs=1000")
-        if self.inputs and (self.clip or self.weights == "gfcf"):
-            raise UserError(f"inputs={self.inputs} is invalid with clip or weights=gfcf; leave it out")
         return {"tried": torch.zeros(1).long()}
 
     def downlink(self, server: State, ids: Tensor) -> Payload:

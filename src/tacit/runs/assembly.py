@@ -1,6 +1,7 @@
 """From a configuration to the parts of a run: method, federation, mechanism, plan and what run.json says of them."""
 
 import dataclasses
+import os
 import platform
 from datetime import datetime
 from importlib.metadata import version
@@ -12,6 +13,7 @@ import torch
 from tacit.config import RunConfig, build
 from tacit.core.capabilities import Fitting
 from tacit.core.fleet import SimulatedFleet, Traffic
+from tacit.core.memory import installed, needed
 from tacit.core.method import Method
 from tacit.core.rounds import Plan, participation, participation_of, sample
 from tacit.core.trained import Trained
@@ -34,6 +36,9 @@ Protecting: TypeAlias = Mechanism | SharedGaussian
 def method_of(asked: RunConfig) -> Method:
     """The method with its settings; one that cannot do what was asked is refused."""
     method = build(find(asked.method), asked.settings)
+    twice = asked.settings.get("rounds")
+    if None not in (twice, asked.rounds) and str(twice) != str(asked.rounds):
+        raise UserError(f"rounds is given twice, --rounds {asked.rounds} and --set rounds={twice}; leave one out")
     if asked.secure:
         check_sum(method)
     if asked.robust and (method.individual or not isinstance(method, Trained)):
@@ -54,6 +59,36 @@ def check(asked: RunConfig, own: Interactions | None = None) -> None:
     method = method_of(asked)
     if asked.ldp is not None or asked.dp is not None:
         mechanism_of(asked, method, federation_of(asked, method, None, own))
+
+
+def check_memory(asked: RunConfig, method: Method, federation: Federation) -> None:
+    """Refuse what this machine has no room for."""
+    there = installed()
+    if there is None:
+        return
+    takes = needed(method, federation, asked.chunk, asked.threads or os.cpu_count() or 1)
+    total = takes.total - (takes.clients if asked.mapped else 0)
+    if total <= there:
+        return
+    if takes.clients > takes.work and not asked.mapped:
+        way = "--mapped keeps its clients' state on disk"
+    elif takes.work > takes.server:
+        way = "fewer negatives, a smaller dim or --threads 1 need less"
+    else:
+        way = "a smaller dim or fewer items (--min-interactions) need less"
+    raise UserError(
+        f"{asked.method} on {asked.data} with these settings would take about {total / 1e9:,.0f} GB of memory, and "
+        f"this machine has {there / 1e9:,.0f} GB; {way}"
+    )
+
+
+def idle(asked: RunConfig, method: Method) -> str:
+    """What was asked for and has no effect; empty: everything has."""
+    own = method.length(asked.rounds)
+    if asked.rounds not in (None, own):
+        many = f"{own} rounds" if own > 1 else "one round"
+        return f"{asked.method} has {many} of its own, one for each solution it tries: rounds={asked.rounds} is ignored"
+    return ""
 
 
 def plan_of(asked: RunConfig, method: Method) -> Plan:

@@ -68,7 +68,7 @@ class RunFolder:
     def _refuse_full(self) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(p.name != LOCK for p in self.path.iterdir())):
             there = (self.path / "run.json").exists()
-            hint = f"tacit resume {self.path} goes on with it" if there else "name another"
+            hint = f"tacit resume {self.path} continues it" if there else "name another"
             raise UserError(f"{self.path} is not an empty folder; {hint}")
 
     @classmethod
@@ -221,6 +221,15 @@ class RunFolder:
                 shutil.rmtree(old)
         if index and (self.checkpoints / index["best"] / "life.json").exists():
             (self.path / "life.json").unlink(missing_ok=True)
+
+    def without_checkpoint(self) -> UserError:
+        """Why a run that has no checkpoint cannot be used, and what to do."""
+        if self.summary is None:
+            return UserError(f"{self.path} has no finished round yet; tacit resume {self.path} continues it")
+        return UserError(
+            f"{self.path} is finished and its checkpoints were dropped, so only its figures are left; tacit experiment "
+            "--keep keeps them: remove this folder and run it again with --keep"
+        )
 
     def drop_checkpoints(self) -> None:
         """Keep the figures of a finished run alone."""

@@ -4,6 +4,7 @@ import math
 import shutil
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, replace
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +22,7 @@ from tacit.data.cohort import Federation
 from tacit.data.frames import Kind, as_kind
 from tacit.data.ragged import Ragged, union
 from tacit.data.splits import Split
-from tacit.errors import UserError, unknown
+from tacit.errors import UserError
 from tacit.runs.files import writing
 from tacit.runs.run import Recommendation, Run, reopen
 
@@ -289,8 +290,9 @@ def _checked(k: int) -> int:
 
 
 def _unknown_item(data: str, name: str, some: list[str]) -> UserError:
-    error = str(unknown("item", name, some[:2000])).partition("; known:")[0]
-    return UserError(f"{error} in {data}; its items are {', '.join(some[:3])}, …" if "did you" not in error else error)
+    near = get_close_matches(name, some[:5000], n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"its items are {', '.join(some[:3])}, …"
+    return UserError(f"unknown item '{name}' in {data}; {hint}")
 
 
 def load(path: str | Path) -> Model:

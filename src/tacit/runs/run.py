@@ -1,6 +1,7 @@
 """Start, resume and read runs: what the command line and Python both call."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from tacit.core.rounds import Plan, Progress, federate, sample
 from tacit.core.store import ClientStore
 from tacit.data.cohort import Federation
 from tacit.data.downloads import Progress as DownloadProgress
-from tacit.data.frames import named
+from tacit.data.frames import kind_of, named
 from tacit.data.interactions import Interactions
 from tacit.data.splits import Split
 from tacit.errors import UserError
@@ -30,10 +31,12 @@ from tacit.methods import find
 from tacit.privacy.secure_fleet import SecureFleet
 from tacit.runs.assembly import (
     Protecting,
+    check_memory,
     clients_of,
     description,
     federation_of,
     fitted,
+    idle,
     mechanism_of,
     method_of,
     plan_of,
@@ -72,6 +75,7 @@ class Run:
     mechanism: Protecting | None = None
     revision: int = 0  # of the folder when it was opened
     chosen: str = ""  # what the method left to the data, said once
+    idle: str = ""  # what was asked for and has no effect, said once
 
     def go_on(self, watch: Watch | None = None) -> Summary:
         """Train from where the folder stands, then read the test set once, at the best round."""
@@ -154,7 +158,7 @@ class Run:
         """Bring server and clients to the best checkpoint; gives the server's state."""
         found = self.folder.load("best")
         if found is None:
-            raise UserError(f"{self.folder.path} has no finished round yet; tacit resume goes on with it")
+            raise self.folder.without_checkpoint()
         server, clients = found
         self.fleet.store.load(clients)
         return server
@@ -201,23 +205,27 @@ def start(
     progress: DownloadProgress | None = None,
     own: Interactions | None = None,
     keep: bool = True,
+    **more: Any,
 ) -> Run:
     """Make the folder of a new run and everything in it, ready to go on; with `keep` its `own` data, too."""
     if configuration.protocol == "everything":
         raise UserError("protocol 'everything' withholds nothing to evaluate on; tacit train trains on everything")
     method = method_of(configuration)
-    federation = federation_of(configuration, method, progress, own and own.at_least(configuration.min_interactions))
+    if own is not None:
+        own = own.at_least(configuration.min_interactions)
+    federation = federation_of(configuration, method, progress, own)
     method, chosen = fitted(method, federation.n_items, federation.split.data.time is not None)
     if not federation.split.evaluates:
         raise UserError(f"nobody in {configuration.data} has 3 interactions or more: there is nothing to evaluate on")
-    made = begin(configuration, method, federation, out, keep and own is not None)
-    return dataclasses.replace(made, chosen=chosen)
+    made = begin(configuration, method, federation, out, keep and own is not None, **more)
+    return dataclasses.replace(made, chosen=chosen, idle=idle(configuration, method))
 
 
 def begin(
     configuration: RunConfig, method: Method, federation: Federation, out: Path | None, keep: bool, **more: Any
 ) -> Run:
     """The folder of a new run, described, and the run; `more` is written down with it."""
+    check_memory(configuration, method, federation)
     mechanism = mechanism_of(configuration, method, federation)
     divided = federation.split
     figures = {
@@ -262,11 +270,15 @@ def run(
     `data` is a data set's name, a `tacit.Data`, or what `tacit.Data.of` takes.
     """
     name, own = named(data)
-    return start(config(method=method, data=name, **options), Path(out) if out else None, own=own).go_on(watch)
+    asked = config(method=method, data=name, **options)
+    started = start(asked, Path(out) if out else None, own=own, frames=kind_of(data))
+    if started.idle:
+        warnings.warn(started.idle, stacklevel=2)
+    return started.go_on(watch)
 
 
 def resume(folder: str | Path, watch: Watch | None = None, rounds: int | None = None) -> Summary:
-    """Go on with a run that was stopped; a finished one is only read, unless more `rounds` are asked for."""
+    """Resume a run that was stopped; a finished one is only read, unless more `rounds` are asked for."""
     path = Path(folder)
     if rounds is not None:
         extend(path, rounds)

@@ -1,7 +1,7 @@
 """The result of a run, in simulation and over nodes, and what it took."""
 
 import dataclasses
-import resource
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -118,4 +118,8 @@ def peak_memory_mb() -> float:
         status = Path("/proc/self/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) / 1024
     except (OSError, IndexError):
+        try:
+            import resource
+        except ImportError:  # Windows
+            return math.nan
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -29,7 +29,12 @@ def serve(
     """Answer until Ctrl-C; `said` is told the port once it is taken, 0 takes any that is free."""
     place = listening(host, port)
     said(place.getsockname()[1])
-    options = {"log_level": "error", "access_log": False, "timeout_graceful_shutdown": 1, "lifespan": "off"}
+    options: dict[str, Any] = {
+        "log_level": "error",
+        "access_log": False,
+        "timeout_graceful_shutdown": 1,
+        "lifespan": "off",
+    }
     server = _Server(uvicorn.Config(app, server_header=False, date_header=False, **options), stop)
     try:
         server.run(sockets=[place])

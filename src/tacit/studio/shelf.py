@@ -173,7 +173,8 @@ def line(name: str, record: Record) -> dict[str, Any]:
 
 def planned(record: Record) -> int | None:
     """How many rounds a run will have; None where only its method knows."""
-    return record.config.get("rounds") or record.run.get("settings", {}).get("rounds")
+    rounds: int | None = record.config.get("rounds") or record.run.get("settings", {}).get("rounds")
+    return rounds
 
 
 def view(name: str, record: Record) -> dict[str, Any]:
