@@ -54,6 +54,8 @@ def prepare(asked: Asked, path: Path, published: Catalogue | None = None) -> tup
         raise UserError(f"a secure sum of {asked.nodes} nodes hides nothing: wait for --nodes {FEWEST} at least")
     if ":" in config.select:
         raise UserError(f"--select {config.select} is invalid here: nodes compute tacit's own metrics alone")
+    if config.protocol == "everything":
+        raise UserError("protocol 'everything' withholds nothing to choose a round by; use --protocol strict")
     if config.dp is not None:
         raise UserError("noise that clients share in a secure sum is not there over nodes; --ldp is")
     # how many clients there will be is not known yet: an ε is kept to by a client that takes part in every round
