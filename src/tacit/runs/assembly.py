@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from tacit.config import RunConfig, build
-from tacit.core.capabilities import Fitting
+from tacit.core.capabilities import Fitting, Sharing
+from tacit.core.closed_form import ClosedForm
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Method
 from tacit.core.rounds import Plan, participation, participation_of, sample
@@ -35,6 +36,7 @@ def method_of(asked: RunConfig) -> Method:
     method = build(find(asked.method), asked.settings)
     if asked.secure:
         check_sum(method)
+        method = method.with_shared_noise() if isinstance(method, Sharing) else method
     if asked.robust and (method.individual or not isinstance(method, Trained)):
         reason = method.individual or "its uploads are added up"
         raise UserError(
@@ -57,12 +59,14 @@ def check(asked: RunConfig) -> None:
 
 def plan_of(asked: RunConfig, method: Method) -> Plan:
     """How long to run and how to choose."""
+    rounds = method.length(asked.rounds)
+    unchosen = isinstance(method, ClosedForm) and not method.validated
     return Plan(
-        rounds=method.length(asked.rounds),
+        rounds=rounds,
         seed=asked.seed,
         **participation_of(method),
         select=asked.select,
-        evaluate_every=asked.evaluate_every,
+        evaluate_every=rounds if unchosen else asked.evaluate_every,
         patience=asked.patience,
     )
 
@@ -84,6 +88,12 @@ def clients_of(asked: RunConfig, method: Method, divided: Split) -> Federation:
 def mechanism_of(asked: RunConfig, method: Method, federation: Federation) -> Protecting | None:
     """What a run was asked for, tried on a client of one user: what it cannot cover is refused before a start."""
     own, shared = asked.ldp, asked.dp
+    if isinstance(method, Sharing) and (own is not None or shared is not None):
+        raise UserError(f"{method.name} has noise of its own; leave out --ldp and --dp")
+    if isinstance(method, Sharing) and method.noise == "clients":
+        if federation.n_clients < federation.n_users:
+            raise UserError(f"the noise of {method.name} in a secure sum is for one user a client; leave out --clients")
+        return SharedGaussian(1.0, method.ratio, honest(federation.n_clients), method.delta, "system")
     if own is None and shared is None:
         return None
     if method.pooled:
