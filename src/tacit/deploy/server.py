@@ -12,6 +12,7 @@ from typing import cast
 
 from tacit.config import RunConfig
 from tacit.core.bounds import made_up
+from tacit.core.capabilities import Sharing
 from tacit.core.fleet import Guard
 from tacit.core.payload import State
 from tacit.core.rounds import Progress, RoundRecord, chosen, federate, participation, sample
@@ -58,6 +59,8 @@ def prepare(asked: Asked, path: Path, published: Catalogue | None = None) -> tup
         raise UserError("protocol 'everything' withholds nothing to choose a round by; use --protocol strict")
     if config.dp is not None:
         raise UserError("noise that clients share in a secure sum is not there over nodes; --ldp is")
+    if config.secure and isinstance(method, Sharing):
+        raise UserError(f"the noise of {method.name} is added by the server over nodes; leave out --secure")
     # how many clients there will be is not known yet: an ε is kept to by a client that takes part in every round
     mechanism = mechanism_of(config, method, made_up(len(items)))
     fingerprint = hashlib.sha256("\n".join(items).encode()).hexdigest()

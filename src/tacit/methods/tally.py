@@ -66,6 +66,7 @@ class Tally(ClosedForm):
     dp_noise: Amount = 0.0  # standard deviation of the Gaussian noise on the sums, in units of clip
     delta: Probability = 1e-6
     dp_seed: Seed = -1  # of the noise; -1: the system's entropy. A number is for repeatable simulations: ε = ∞
+    epsilon: Amount = 0.0  # a privacy budget: its private form, `tacit methods tally-private`; 0: none
     small: Amount = 0.0  # MB of the model that every client downloads, cut from the solution; 0: the whole solution
 
     name: ClassVar[str] = "tally"
@@ -81,10 +82,14 @@ class Tally(ClosedForm):
 
     @classmethod
     def refined(cls, settings: Mapping[str, Any]) -> type[Method]:
-        """With a small model, a class of its own."""
+        """At a privacy budget, and with a small model, classes of their own."""
+        from tacit.methods.tally_private import PrivateTally
         from tacit.methods.tally_shipped import SmallTally
 
-        return SmallTally if str(settings.get("small", 0.0)) not in ("0", "0.0") else cls
+        asked = [
+            c for n, c in (("epsilon", PrivateTally), ("small", SmallTally)) if str(settings.get(n, 0)).strip("0.")
+        ]
+        return asked[0] if asked else cls
 
     def leaves(self) -> Leaves:
         """What a client ranks with."""
@@ -122,7 +127,7 @@ class Tally(ClosedForm):
         """One upload serves every candidate."""
         return round <= 1 + bool(self.inputs)
 
-    def epsilon(self, rounds: int) -> float | None:
+    def spent(self, rounds: int) -> float | None:
         """One release of the sums; what follows is computed from them. Noise from a known seed protects nobody."""
         if not self.clip or not self.dp_noise:
             return None

@@ -89,7 +89,7 @@ def _chosen(
     trained = isinstance(method, Trained)
     if (trained and asked.rounds) or most == 1 or not (trained or isinstance(method, Choosing)):
         return method, asked.rounds, "; ".join(words)
-    if asked.ldp or asked.dp or (isinstance(method, Budgeted) and method.epsilon(1) is not None):
+    if asked.ldp or asked.dp or (isinstance(method, Budgeted) and method.spent(1) is not None):
         raise UserError(
             f"choosing by validation would spend the privacy budget of {asked.method} twice; name what to train with: "
             + ("--rounds" if trained else "one value of each of its settings, as in --set ridge=1 --set blend=0.5")
