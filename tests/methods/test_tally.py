@@ -180,7 +180,8 @@ def restricted(sequences, method, n_items, ridge, inputs):
     for j in range(n_items):
         rest = np.flatnonzero(inputs != j)  # an item does not explain itself
         x = X[:, inputs[rest]]
-        E[rest, j] = np.linalg.solve(x.T @ x + method.ease_ridge[0] * np.eye(len(rest)), x.T @ X[:, j])
+        own = method.ease_ridge[0] + method.denoise[0] * x.sum(0)
+        E[rest, j] = np.linalg.solve(x.T @ x + np.diag(own), x.T @ X[:, j])
     return B, E
 
 
@@ -213,8 +214,9 @@ def test_as_many_inputs_as_items_are_the_whole(divided):
         )
 
 
-def test_forgetting_and_updating_equal_retraining_on_the_same_inputs(divided):
-    method = Tally(**SMALL, inputs=12)
+@pytest.mark.parametrize("denoise", [0.0, 0.3])
+def test_forgetting_and_updating_equal_retraining_on_the_same_inputs(divided, denoise):
+    method = Tally(**SMALL, inputs=12, denoise=(denoise,))
     server, _ = fitted(method, Federation.of_users(divided), rounds=2)
     sequences = [divided.train[u] for u in range(60)]
     grown = np.concatenate([divided.train[9], divided.valid[9], divided.test[9]])
@@ -352,3 +354,29 @@ def test_the_planted_sequels_are_found(tmp_path):
     assert tally.test["HR@5"] > ease.test["HR@5"]
     assert tally.rounds == 3 * 3 + 1 + 2
     assert tally.bytes_down == tally.clients * tally.bytes_to_rank > 0
+
+
+def test_what_validation_chose_is_said():
+    method = Tally(ridge=(1.0,), blend=(0.0, 0.5, 1.0), ease_ridge=(200.0, 50.0), denoise=(0.0, 0.3), inputs=3)
+    assert [method.choice(round) for round in range(2, 7)] == [
+        "the next item alone, by ridge with λ = 1",
+        "the next item by ridge with λ = 1, blended 0.5 with item weights, λ = 200",
+        "item weights alone, with λ = 200",
+        "item weights alone, with λ = 50",
+        "item weights alone, with λ = 50 and q = 0.3",
+    ]
+    assert method.chosen(6).candidates() == [(1.0, 1.0, 50.0, 0.3)]
+
+
+def test_leaving_out_items_of_a_history_adds_to_its_own_count(divided):
+    """EASE with dropout, by its expectation: λ + q · diag(G), forgotten and retrained alike."""
+    method = Tally(blend=(1.0,), ease_ridge=(20.0,), denoise=(0.5,))
+    server, sequences = revised(
+        method, divided, [(5, np.zeros(0, dtype=np.int64)), (9, divided.test[9]), (5, divided.train[5][1:])]
+    )
+    X = np.array([np.isin(np.arange(divided.n_items), items) for items in sequences]).astype(float)
+    G = X.T @ X
+    P = np.linalg.inv(G + np.diag(20 + 0.5 * G.diagonal()))
+    E = -P / P.diagonal()
+    np.fill_diagonal(E, 0)
+    np.testing.assert_allclose(server["E"].numpy(), E, atol=1e-5)

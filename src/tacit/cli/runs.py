@@ -239,6 +239,7 @@ def resume(
 
 def _finish(run: "Run", sanity_rows: bool, as_json: bool, progress_kind: str) -> None:
     """Train to the end and show everything a newcomer wants to see."""
+    from tacit.core.capabilities import Choosing
     from tacit.runs import diagnose, report
     from tacit.runs.compare import Row, sanity
     from tacit.runs.files import to_json
@@ -257,6 +258,8 @@ def _finish(run: "Run", sanity_rows: bool, as_json: bool, progress_kind: str) ->
             names = ["popularity", "ease", "oracle"] if run.split.n_items <= EASE_ITEMS else ["popularity", "oracle"]
             rows += sanity(run.config, [n for n in names if n != run.config.method], run.folder.data)
     table(rows, run.config.metrics)
+    if isinstance(run.method, Choosing) and summary.rounds > 1:
+        out.print(f"{run.config.method}: validation chose {run.method.choice(summary.best_round)}")
     show(report.groups(summary))
     model = Model(run)
     for user in _some_users(run):

@@ -38,6 +38,9 @@ class Choosing(Protocol):
     def chosen(self, round: int) -> Method:
         """The method with the solution of this round alone."""
 
+    def choice(self, round: int) -> str:
+        """What the solution of this round is, in words."""
+
 
 @runtime_checkable
 class Budgeted(Protocol):

@@ -119,6 +119,10 @@ class Tally(ClosedForm):
         alone = replace(self, ridge=(one.ridge,), blend=(one.blend,))
         return replace(alone, ease_ridge=(one.ease_ridge,), denoise=(one.denoise,))
 
+    def choice(self, round: int) -> str:
+        """What this round's candidate is, in words."""
+        return str(self.chosen(round).candidates()[0])
+
     def length(self, asked: int | None = None) -> int:
         """A round for each candidate, after one for counting where histories are cut down."""
         return len(self.candidates()) + bool(self.inputs)
@@ -284,8 +288,6 @@ class Tally(ClosedForm):
         if not parts:  # items have been counted, nothing is solved
             return torch.zeros(shape)
         return (parts[0] if len(parts) == 1 else parts[0].add_(parts[1])).view(shape)
-
-    # life after training
 
     def fixed(self) -> str:
         """Sums with noise are released once."""

@@ -18,6 +18,15 @@ class Candidate(NamedTuple):
     ease_ridge: float  # λ of EASE
     denoise: float  # q of EASE
 
+    def __str__(self) -> str:
+        """What it is, in words."""
+        weights = f"λ = {self.ease_ridge:g}" + (f" and q = {self.denoise:g}" if self.denoise else "")
+        if self.blend == 1:
+            return f"item weights alone, with {weights}"
+        if self.blend == 0:
+            return f"the next item alone, by ridge with λ = {self.ridge:g}"
+        return f"the next item by ridge with λ = {self.ridge:g}, blended {self.blend:g} with item weights, {weights}"
+
 
 def candidates(
     ridge: tuple[float, ...], blend: tuple[float, ...], ease_ridge: tuple[float, ...], denoise: tuple[float, ...]
