@@ -1,5 +1,5 @@
 // The kinds of figures: each takes a specification and a width and gives an SVG element. Plot and d3 are globals.
-import {apart, base, beside, bytes, color, dash, fixed, labels, legend, number, room, shown, symbol} from "./parts.js";
+import {apart, base, beside, bytes, clip, color, dash, fixed, labels, legend, number, room, shown, symbol} from "./parts.js";
 
 function lines(spec, width) {
   const named = spec.series.filter((s) => s.name);
@@ -64,7 +64,7 @@ function lines(spec, width) {
   ];
   const edge = width - right - 10, early = (e) => e.x < edge - 0.12 * width;
   beside(plot, ends.filter(early), edge);
-  labels(plot, ends.filter((e) => !early(e)), edge, {top: 26, bottom: (spec.height ?? 320) - 40});
+  labels(plot, ends.filter((e) => !early(e)), edge, {top: 26, bottom: (spec.height ?? 320) - 40}, 1, right - 8);
   return plot;
 }
 
@@ -114,9 +114,9 @@ function slope(spec, width) {
       name: key === "left" ? `${s.name}  ${s.left[0].toFixed(2)}` : `${s.right[0].toFixed(2)}  ${s.name}`,
       x: x.apply(place), y: y.apply(s[key][0]), color: color(s.style),
     }));
-  labels(plot, at("left", ends[0]), x.apply(ends[0]) - 8, size, -1);
+  labels(plot, at("left", ends[0]), x.apply(ends[0]) - 8, size, -1, side - 24);
   const rules = spec.rules.map((r) => ({name: `${r.y.toFixed(2)}  ${r.label}`, x: x.apply(ends[1]), y: y.apply(r.y), color: "var(--grey)"}));
-  labels(plot, [...at("right", ends[1]), ...rules], x.apply(ends[1]) + 8, size, 1);
+  labels(plot, [...at("right", ends[1]), ...rules], x.apply(ends[1]) + 8, size, 1, side - 24);
   return plot;
 }
 
@@ -177,7 +177,7 @@ function dots(spec, width) {
       g.append("path").attr("d", d3.symbol(d3.symbolCircle, 62)()).attr("fill", color(p.style))
         .attr("transform", `translate(${left + 10},${y.apply(p.y)})`);
       g.append("text").attr("x", left + 19).attr("y", places[k]).attr("dy", "0.35em").attr("fill", color(p.style))
-        .attr("font-size", 11).text(p.name.length > 11 ? p.name.slice(0, 10) + "…" : p.name).append("title").text(p.name);
+        .attr("font-size", 11).text(clip(p.name, lane - 26)).append("title").text(p.name);
     });
   });
   beside(plot, inside.map((p) => ({name: p.name, x: x.apply(p.x), y: y.apply(p.y), color: color(p.style)})), edge);
