@@ -216,18 +216,19 @@ function bars(spec, width) {
 
 function heat(spec, width) {
   const xs = [...new Set(spec.cells.map((c) => c[0]))], ys = [...new Set(spec.cells.map((c) => c[1]))];
-  const left = Math.min(room(ys) + 14, width * 0.45);
+  const left = Math.min(room(ys) + 14, 260), needed = left + 62 * xs.length + 20;
   const [low, high] = spec.domain ?? d3.extent(spec.cells, (c) => c[2]);
   const strength = (v) => Math.max(0, Math.min(1, (v - low) / (high - low || 1)));
-  return Plot.plot(
-    base(width, 70 + 30 * ys.length, {
+  const plot = Plot.plot(
+    base(Math.max(width, needed), 84 + 30 * ys.length, {
       marginLeft: left,
       marginTop: 12,
       marginBottom: 46,
-      x: {domain: xs, label: spec.x.label, labelAnchor: "center", labelArrow: "none", tickSize: 0},
-      y: {domain: ys, label: null, tickSize: 0},
+      x: {domain: xs, label: spec.x.label, labelAnchor: "center", labelArrow: "none"},
+      y: {domain: ys, label: null, tickSize: 0, tickFormat: (d) => clip(d, left - 12)},
       color: {type: "identity"},
       marks: [
+        Plot.axisX({tickSize: 0, lineWidth: Math.max(4, (Math.max(width, needed) - left) / xs.length / 13), label: null}),
         Plot.cell(spec.cells, {x: (c) => c[0], y: (c) => c[1], fill: "var(--s1)", fillOpacity: (c) => 0.05 + 0.75 * strength(c[2]), inset: 1, rx: 3}),
         Plot.text(spec.cells, {
           x: (c) => c[0], y: (c) => c[1], text: (c) => (+c[2]).toFixed(3), fill: "currentColor",
@@ -237,6 +238,8 @@ function heat(spec, width) {
       opacity: {type: "identity"},
     })
   );
+  if (needed > width) plot.style.maxWidth = "none"; // it is moved sideways, as a table is
+  return plot;
 }
 
 function pairs(spec, width) {
