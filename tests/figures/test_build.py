@@ -115,3 +115,13 @@ def test_a_label_says_no_more_than_tells_rows_apart(tmp_path):
         run["config"] |= more | {"seed": 0, "evaluate_every": 1 + number}
         (path / "run.json").write_text(json.dumps(run))
     assert labels(tmp_path) == ["fedmf evaluate_every=1", "fedmf evaluate_every=2", "fedmf ε=8, evaluate_every=3"]
+
+
+def test_how_often_a_run_was_validated_does_not_hide_it_from_the_leak(tmp_path):
+    for every, protocol in ((1, "paper"), (2, "strict")):
+        path = folder(tmp_path, protocol=protocol)
+        run = json.loads((path / "run.json").read_text())
+        run["config"]["evaluate_every"] = every
+        (path / "run.json").write_text(json.dumps(run))
+    assert labels(tmp_path) == ["fedmf", "fedmf"]
+    assert named(build.comparison(read(tmp_path)))["leak"]["series"][0]["name"] == "fedmf"

@@ -90,17 +90,23 @@ def _labels(records: Sequence[Record]) -> dict[Any, str]:
     """Path -> what tells a run from the others of its method on the same data: as few words as keep them apart."""
     alike: dict[tuple[str, str], dict[Any, dict[str, str]]] = {}
     for record in records:
-        alike.setdefault((ground_of(record)[0], record.method), {})[record.path] = _options(record)
+        data, protocol = ground_of(record)
+        alike.setdefault((data, record.method), {})[record.path] = _options(record) | {"": protocol}
     out = {}
     for (_, method), found in alike.items():
-        differing = [k for k in dict.fromkeys(k for o in found.values() for k in o) if len({*_values(found, k)}) > 1]
+        keys = dict.fromkeys(k for o in found.values() for k in o if k)
+        differing = [k for k in keys if len({*_values(found, k)}) > 1]
         chosen: list[str] = []
         for key in sorted(differing, key=lambda k: k in _MINOR):  # minor ones only where nothing else tells rows apart
-            before = len({_said(o, chosen) for o in found.values()})
-            if key not in _MINOR or len({_said(o, [*chosen, key]) for o in found.values()}) > before:
+            if key not in _MINOR or _apart(found, [*chosen, key]) > _apart(found, chosen):
                 chosen.append(key)
         out |= {path: f"{method} {_said(options, chosen)}".strip() for path, options in found.items()}
     return out
+
+
+def _apart(found: dict[Any, dict[str, str]], keys: Sequence[str]) -> int:
+    """How many rows these keys make of the runs of each protocol."""
+    return len({(options[""], _said(options, keys)) for options in found.values()})
 
 
 def _values(found: dict[Any, dict[str, str]], key: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 export const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', sans-serif";
 const DASHES = [null, "6 3", "2 3"];
-const COLOURS = 7; // --s0 … --s6 of look.css; references are --grey
+const COLOURS = 8; // --s0 … --s7 of look.css; references are --grey
 export const color = (style) => (style < 0 ? "var(--grey)" : `var(--s${style % COLOURS})`);
 export const dash = (style) => (style < 0 ? "3 3" : DASHES[Math.floor(style / COLOURS) % DASHES.length]);
 const SYMBOLS = ["circle", "square", "triangle", "diamond", "star", "cross", "wye"];
