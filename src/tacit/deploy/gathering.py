@@ -155,6 +155,8 @@ class Gathering:
             self._ids[here.name] = node
             self._heard[here.name] = here
             self._called[node] = here.name
+            if name != here.name:
+                self.board.rename(name, here.name)
             self.board.of(here.name).node = node
         for name in mute.values():
             log.warning("node %s does not say who it is", name)

@@ -86,6 +86,7 @@ def application(source: Source, hosts: tuple[str, ...]) -> Guard:
         description="Recommendations from a trained model.",
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
     )
     answer_errors(app)
     counts = Counts()
