@@ -40,6 +40,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "update": inspection.update,
     "report": pages.report,
     "studio": pages.studio,
+    "serve": pages.serve,
     "keys": nodes.keys,
     "server": nodes.server,
     "node": nodes.node,

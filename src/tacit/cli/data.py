@@ -72,9 +72,7 @@ def take_in(
         str | None, typer.Option("--time-format", help="as in '%d/%m/%Y %H:%M'; recognised by default")
     ] = None,
     min_rating: Annotated[float | None, typer.Option("--min-rating", help="only rows rated at least so high")] = None,
-    core: Annotated[
-        int, typer.Option("--core", min=0, help="only users and items with at least so many of one another")
-    ] = 0,
+    core: Annotated[int, typer.Option("--core", help="only users and items with at least so many of one another")] = 0,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="leave out and list rows without user, item or readable time")
     ] = False,

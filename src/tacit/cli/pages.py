@@ -42,3 +42,14 @@ def studio(
     from tacit.studio.start import start
 
     start(runs or [Path("runs")], host, port, experiments, lambda line: out.print(line, soft_wrap=True))
+
+
+def serve(
+    folder: Annotated[Path, typer.Argument(metavar="RUN|NODE", help="a run's folder, or a node's own")],
+    host: Annotated[str, typer.Option("--host", help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="0: any that is free")] = 8481,
+) -> None:
+    """Answer applications over HTTP: lists by user or by items, reasons, batches; Ctrl-C ends it."""
+    from tacit.serving.start import start
+
+    start(folder, host, port, lambda line: out.print(line, soft_wrap=True))

@@ -106,13 +106,13 @@ def compare(
     return rows
 
 
-def sanity(like: RunConfig, names: Iterable[str] = SANITY) -> list[Row]:
-    """The rows a single run is shown with, on the same data, split and seed."""
+def sanity(like: RunConfig, names: Iterable[str] = SANITY, own: Interactions | None = None) -> list[Row]:
+    """The rows a single run is shown with, on the same data, split and seed; `own` data where they have no name."""
     rows = []
     for name in names:
-        own: dict[str, Any] = {"method": name, "settings": {}, "rounds": None}
-        asked = config(**like.model_dump() | own | _options(name, [], {}))
-        rows.append(Row(name, (once(asked, None, None),)))
+        changed: dict[str, Any] = {"method": name, "settings": {}, "rounds": None}
+        asked = config(**like.model_dump() | changed | _options(name, [], {}))
+        rows.append(Row(name, (once(asked, None, None, own),)))
     return rows
 
 

@@ -19,9 +19,10 @@ from tacit.core.method import Method
 from tacit.core.payload import State
 from tacit.core.rounds import Plan, Progress, federate, sample
 from tacit.core.store import ClientStore
+from tacit.core.workers import torch_threads
 from tacit.data.cohort import Federation
 from tacit.data.downloads import Progress as DownloadProgress
-from tacit.data.frames import named
+from tacit.data.frames import kind_of, named
 from tacit.data.interactions import Interactions
 from tacit.data.splits import Split
 from tacit.errors import UserError
@@ -82,7 +83,8 @@ class Run:
         with self.folder.writer():
             if summary := self.folder.summary:
                 return Summary(**summary)
-            return self._go_on(watch)
+            with torch_threads(self.fleet.threads):
+                return self._go_on(watch)
 
     def _go_on(self, watch: Watch | None) -> Summary:
         self.fleet.muster()
@@ -138,7 +140,7 @@ class Run:
             bytes_kept=self.bytes_kept(),
             gap=gap([test.groups[name] for name in activity]),
         )
-        self.folder.finish(dataclasses.asdict(summary))
+        self.folder.finish(dataclasses.asdict(summary), extensible=not isinstance(self.method, ClosedForm))
         return summary
 
     def _at_best(self, progress: Progress) -> State:
@@ -205,16 +207,19 @@ def start(
     progress: DownloadProgress | None = None,
     own: Interactions | None = None,
     keep: bool = True,
+    **more: Any,
 ) -> Run:
     """Make the folder of a new run and everything in it, ready to go on; with `keep` its `own` data, too."""
     if configuration.protocol == "everything":
         raise UserError("protocol 'everything' withholds nothing to evaluate on; tacit train trains on everything")
     method = method_of(configuration)
-    federation = federation_of(configuration, method, progress, own and own.at_least(configuration.min_interactions))
+    if own is not None:
+        own = own.at_least(configuration.min_interactions)
+    federation = federation_of(configuration, method, progress, own)
     method, chosen = fitted(method, federation.n_items, federation.split.data.time is not None)
     if not federation.split.evaluates:
         raise UserError(f"nobody in {configuration.data} has 3 interactions or more: there is nothing to evaluate on")
-    made = begin(configuration, method, federation, out, keep and own is not None)
+    made = begin(configuration, method, federation, out, keep and own is not None, **more)
     return dataclasses.replace(made, chosen=chosen, idle=idle(configuration, method))
 
 
@@ -267,7 +272,8 @@ def run(
     `data` is a data set's name, a `tacit.Data`, or what `tacit.Data.of` takes.
     """
     name, own = named(data)
-    started = start(config(method=method, data=name, **options), Path(out) if out else None, own=own)
+    asked = config(method=method, data=name, **options)
+    started = start(asked, Path(out) if out else None, own=own, frames=kind_of(data))
     if started.idle:
         warnings.warn(started.idle, stacklevel=2)
     return started.go_on(watch)

@@ -53,6 +53,7 @@ def listening(host: str, port: int) -> socket.socket:
         place = socket.socket(family, socket.SOCK_STREAM)
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         place.bind((host, port))
+        place.listen(2048)  # whoever asks before uvicorn is ready waits
     except OSError as error:
         raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
     return place

@@ -60,7 +60,7 @@ class Start(BaseModel):
 
 def application(studio: Studio, hosts: tuple[str, ...]) -> Guard:
     """The whole studio, behind its guard."""
-    app = FastAPI(title="tacit studio", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="tacit studio", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     answer_errors(app)
     _runs(app, studio)
     _people(app, studio)
