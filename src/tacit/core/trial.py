@@ -150,7 +150,7 @@ def _check_training(method: Trained, p: State, data: Cohort) -> None:
     except (RuntimeError, KeyError):
         agree = False
     if not agree:
-        raise _wrong(method, "has a 'pairs' that disagrees with its 'score': a change of the one needs the other")
+        raise _wrong(method, "has a 'pairs' that disagrees with its 'score': change both together")
     for phase in _try(method, "phases", lambda: list(method.phases(data.round))):
         for name in sorted({name for turn in phase.turns for name in turn}):
             if name not in p:
