@@ -66,7 +66,7 @@ class PrivateTally(ClosedForm):
     def __post_init__(self) -> None:
         """Refuse what is no budget."""
         if not (0 < self.epsilon < math.inf and 0 < self.delta < 1):
-            raise UserError(f"epsilon={self.epsilon:g} at delta={self.delta:g} is no budget; try --set epsilon=8")
+            raise UserError(f"epsilon={self.epsilon:g} at delta={self.delta:g} is not a budget; try --set epsilon=8")
         if min(self.shares) < 0 or self.shares[0] == 0 or not math.isclose(sum(self.shares), 1.0):
             raise UserError("shares are those of counts, pairs and transitions: none below 0, counts above, 1 in all")
 
