@@ -18,8 +18,8 @@ def test_the_defaults_are_the_honest_protocol():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"protocol": "strikt"}, r"protocol='strikt' is invalid: .*'strict', 'paper', 'symmetric' or 'ratio'"),
-        ({"rounds": 0}, r"rounds=0 is invalid: .*greater than or equal to 1"),
+        ({"protocol": "strikt"}, r"protocol='strikt' is invalid: .*'strict', 'paper', 'symmetric'"),
+        ({"rounds": 0}, r"rounds=0 is invalid: it must be at least 1"),
         ({"seed": "x"}, r"seed='x' is invalid: .*integer"),
         ({"clients": -1}, r"clients=-1 is invalid"),
         ({"chunk": 0}, r"chunk=0 is invalid"),
@@ -74,8 +74,8 @@ def test_none_and_truth_values():
         ({"negatives": "-1"}, r"negatives=-1 is invalid"),
         ({"rounds": "0"}, r"rounds=0 is invalid"),
         ({"lr": "nan"}, r"lr=nan is invalid"),
-        ({"fraction": "0"}, r"fraction=0.0 is invalid for fedncf: it must be above 0"),
-        ({"init": "0"}, r"init=0.0 is invalid for fedncf: it must be above 0"),
+        ({"fraction": "0"}, r"fraction=0 is invalid for fedncf: it must be above 0"),
+        ({"init": "0"}, r"init=0 is invalid for fedncf: it must be above 0"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(settings, sentence):
@@ -146,10 +146,10 @@ def test_noise_can_be_asked_for_in_words_and_in_a_file(asked, expected):
         ("kind=unclipped-laplace,clip=1,scale=1", "unclipped-laplace has a scale and nothing else"),
         ("kind=unclipped-laplace,epsilon=1", "no finite ε follows without clipping"),
         ("kind=laplase,clip=1,scale=1", "unknown mechanism 'laplase'; did you mean 'laplace'"),
-        ("clip=0,scale=1", "ldp.clip='0' is invalid: .*greater than 0"),
+        ("clip=0,scale=1", "ldp.clip='0' is invalid: it must be above 0"),
         ("clip=inf,scale=1", "ldp.clip='inf' is invalid: .*finite"),
         ("clip=1,scale=nan", "ldp.scale='nan' is invalid: .*finite"),
-        ("clip=1,scale=1,delta=1", "ldp.delta='1' is invalid: .*less than 1"),
+        ("clip=1,scale=1,delta=1", "ldp.delta='1' is invalid: it must be below 1"),
         ("clip", "'clip' is not a setting; write key=value, as in --ldp kind=laplace"),
         ("clip=1,scale=1,rounds=3", "ldp.rounds='3' is invalid"),
     ],

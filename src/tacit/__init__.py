@@ -10,12 +10,23 @@ from typing import TYPE_CHECKING, Any
 from tacit.errors import UserError
 
 if TYPE_CHECKING:
+    from tacit.data.frames import Data
     from tacit.runs.compare import compare
-    from tacit.runs.run import recommend, resume, run
+    from tacit.runs.lines import lines
+    from tacit.runs.model import Model, load, recommend
+    from tacit.runs.run import resume, run
+    from tacit.runs.train import train
 
-__all__ = ["UserError", "compare", "recommend", "resume", "run"]
+__all__ = ["Data", "Model", "UserError", "compare", "lines", "load", "recommend", "resume", "run", "train"]
 
-_ROOMS = {"compare": "tacit.runs.compare"} | dict.fromkeys(("recommend", "resume", "run"), "tacit.runs.run")
+_ROOMS = {
+    "Data": "tacit.data.frames",
+    "compare": "tacit.runs.compare",
+    "lines": "tacit.runs.lines",
+    "train": "tacit.runs.train",
+    **dict.fromkeys(("Model", "load", "recommend"), "tacit.runs.model"),
+    **dict.fromkeys(("resume", "run"), "tacit.runs.run"),
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,22 +2,20 @@
 
 import dataclasses
 import json
-import types
-import typing
-from typing import Annotated, Any, Literal, get_type_hints
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tacit.core.capabilities import refined
 from tacit.core.method import Method
+from tacit.core.settings import reason, settings_of
 from tacit.core.trial import check_method, check_settings
 from tacit.data.splits import Protocol
 from tacit.errors import UserError, unknown
 from tacit.evaluation import metrics
 from tacit.privacy.mechanisms import MECHANISMS
-
-_LEAST = {"dim": 1, "rounds": 1, "epochs": 0, "batch": 0, "negatives": 0, "lr": 0, "table_lr": 0}
-_ABOVE_ZERO = ("fraction", "init")
 
 
 class Ldp(BaseModel):
@@ -101,7 +99,8 @@ def config(**values: Any) -> RunConfig:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{name}={first['input']!r} is invalid: {_lower(first['msg'])}") from None
+        raise UserError(f"{name}={first['input']!r} is invalid: {reason(error)}") from None
+    made = made.model_copy(update={"method": canonical(made.method)})
     select, beside = metrics.selecting(made.select), map(metrics.find, made.metrics)
     made = made.model_copy(update={"select": str(select), "metrics": tuple(map(str, beside))})
     if made.ldp is not None:
@@ -116,18 +115,43 @@ def config(**values: Any) -> RunConfig:
     return made
 
 
+def canonical(method: str) -> str:
+    """A method's name as it is written down: FedMF is fedmf, PLGC+FedMF is plgc+fedmf; a class keeps its letters."""
+    return "+".join(part if ":" in part else part.lower() for part in method.split("+"))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The options of a run from a TOML file, or from the run.json of an earlier one."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
+    values = values.get("config", values) if isinstance(values, dict) else values
+    if not isinstance(values, dict):
+        raise UserError(f'{path} is not the configuration of a run; write lines such as method = "fedmf"')
+    for key in values:
+        if key not in RunConfig.model_fields:
+            raise unknown(f"option in {path}", key, RunConfig.model_fields)
+    return {key: value for key, value in values.items() if value is not None}
+
+
 def build(cls: type[Method], settings: dict[str, Any]) -> Method:
     """A method with its settings, each checked against the field's type."""
     cls = refined(cls, settings)
     check_settings(cls)
-    kinds = get_type_hints(cls)
-    fields = {f.name: kinds[f.name] for f in dataclasses.fields(cls)}
+    known = settings_of(cls)
     values = {}
     for key, value in settings.items():
-        if key not in fields:
-            raise unknown(f"setting of {cls.name}", key, fields)
-        values[key] = _parse(cls, key, value, fields[key])
-        _check_range(cls, key, values[key])
+        if key not in known:
+            raise unknown(f"setting of {cls.name}", key, known)
+        try:
+            values[key] = known[key].parse(value)
+        except ValueError as error:
+            shown = value if isinstance(value, str) else json.dumps(value, default=str)
+            raise UserError(f"{key}={shown} is invalid for {cls.name}: {error}") from None
     try:
         method = cls(**values)
     except UserError:
@@ -153,38 +177,3 @@ def parse_pairs(pairs: list[str], example: str = "--set dim=32") -> dict[str, st
             raise UserError(f"'{pair}' is not a setting; write key=value, as in {example}")
         out[key] = value
     return out
-
-
-def _parse(cls: type[Method], key: str, value: Any, kind: Any) -> Any:
-    """A value of the field's type; text is read as JSON first and as a comma list for tuples."""
-    adapter: TypeAdapter[Any] = TypeAdapter(kind)
-    tried = [value]
-    if typing.get_origin(kind) is tuple and isinstance(value, int | float):
-        tried = [[value]]
-    if isinstance(value, str):
-        if typing.get_origin(kind) is tuple:
-            tried = [[part for part in value.strip("()[] ").split(",") if part.strip()]]
-        elif _is_optional(kind) and value.lower() in ("none", "null"):
-            return None
-    try:
-        return adapter.validate_python(tried[0])
-    except ValidationError as error:
-        reason = _lower(error.errors()[0]["msg"])
-        shown = value if isinstance(value, str) else json.dumps(value, default=str)
-        raise UserError(f"{key}={shown} is invalid for {cls.name}: {reason}") from None
-
-
-def _check_range(cls: type[Method], key: str, value: Any) -> None:
-    """The settings every method has; `not >=` refuses what is not a number too."""
-    if key in _LEAST and not value >= _LEAST[key]:
-        raise UserError(f"{key}={value} is invalid for {cls.name}: it must be at least {_LEAST[key]}")
-    if key in _ABOVE_ZERO and not value > 0:
-        raise UserError(f"{key}={value} is invalid for {cls.name}: it must be above 0")
-
-
-def _is_optional(kind: Any) -> bool:
-    return isinstance(kind, types.UnionType) and type(None) in typing.get_args(kind)
-
-
-def _lower(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:]

@@ -45,8 +45,8 @@ def test_a_file_becomes_a_data_set(folder: Path, cache: Path) -> None:
     assert again.fingerprint() == data.fingerprint()
     assert again.rows_read == 4
     assert names()[-1] == "mine"
-    assert fetch("mine") == cache / "imported" / "mine.parquet"
-    assert [path.name for path in (cache / "imported").iterdir()] == ["mine.parquet"]
+    assert fetch("mine") == cache / "imported" / "mine.npz"
+    assert [path.name for path in (cache / "imported").iterdir()] == ["mine.npz"]
 
 
 def test_columns_are_named_by_option(folder: Path) -> None:
@@ -82,7 +82,10 @@ def test_timestamp_is_a_time_too_and_none_is_none(folder: Path) -> None:
 
 def test_an_import_replaces_the_earlier_one(folder: Path) -> None:
     import_file(write(folder, "user,item\n1,2\n"), "mine")
-    import_file(write(folder, "user,item\n1,3\n"), "mine")
+    with pytest.raises(UserError, match="there is a data set 'mine' already; --replace puts the new one in its place"):
+        import_file(write(folder, "user,item\n1,3\n"), "mine")
+    assert load("mine").item_ids.tolist() == ["2"]
+    import_file(write(folder, "user,item\n1,3\n"), "mine", replace=True)
     assert load("mine").item_ids.tolist() == ["3"]
 
 
@@ -133,7 +136,7 @@ def test_parquet_ids_of_any_type(folder: Path) -> None:
     table.write_parquet(folder / "r.parquet")
 
     def ids(column: str) -> list[str]:
-        return import_file(folder / "r.parquet", "mine", user=column, item=column).user_ids.tolist()
+        return import_file(folder / "r.parquet", "mine", user=column, item=column, replace=True).user_ids.tolist()
 
     assert ids("number") == ["9", "10"]
     assert ids("gaps") == ["1", "2"]
@@ -176,7 +179,6 @@ def test_parquet_times(values: list[object], expected: list[float], folder: Path
         ('user,item,title\n1,2,"a\nb"\n1,3\n', "r.csv line 4: 2 fields, but the header has 3"),
         ('user,item,title\n1,2,"a\nb"\n1,3,"x\n', "r.csv line 4: unexpected end of data"),
         ('user,item,note\n1,2,"a,b"\n1,3\n', "r.csv line 3: 2 fields, but the header has 3"),
-        (b"user,item\n1,2\n1,\xff\n", "r.csv line 3: not UTF-8"),
         ("", "r.csv is empty"),
         ("\n\n", "r.csv is empty"),
         ("user,item\n", "r.csv holds no rows"),
@@ -220,7 +222,6 @@ def test_what_is_wrong_in_parquet(table: dict[str, list[object]], message: str, 
         ("r.parquet", b"PAR1junk", "is not a readable Parquet file"),
         ("r.csv.gz", b"user,item\n1,2\n", "is not a readable gzip file"),
         ("r.csv.gz", gzip.compress(b"user,item\n1,2\n", mtime=0)[:-9], "is not a readable gzip file"),
-        ("r.xlsx", b"x", "'r.xlsx' has an unknown ending; known: .csv, .csv.gz, .tsv, .tsv.gz, .parquet"),
         ("r.parquet", b"", "r.parquet is empty"),
     ],
 )

@@ -1,3 +1,4 @@
+import json
 import shutil
 from dataclasses import astuple, replace
 from itertools import pairwise
@@ -238,3 +239,15 @@ def test_protections_are_named():
 
 def replace_nothing(asked):
     return config(**asked.model_dump() | {"secure": False, "dp": None})
+
+
+def test_an_audit_is_written_down_beside_its_run(fedmf, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(fedmf, copy, ignore=shutil.ignore_patterns(audited.FILE))
+    found = list(audit([copy], [TIGHT], rounds=1, clients=20))
+    for one in found:
+        audited.write_down(one)
+    audited.write_down(replace(found[0], folder=str(tmp_path / "gone")))
+    lines = [json.loads(line) for line in (copy / audited.FILE).read_text().splitlines()]
+    assert [line["protection"] for line in lines] == [one.protection for one in found]
+    assert lines[1]["attacks"]["row change"]["auc"] == found[1].attacks["row change"].auc

@@ -8,6 +8,7 @@ import pytest
 from tacit.data.sources import load
 from tacit.errors import UserError
 from tacit.runs import experiments
+from tacit.runs.published import OWN, located, names
 from tacit.runs.run import Summary
 
 TOML = """
@@ -242,10 +243,32 @@ def test_a_client_of_pfedclr_holds_a_table_a_vector_and_the_buffer(tmp_path):
 
 
 def test_every_file_of_the_project_can_be_read():
-    files = sorted((Path(__file__).parents[2] / "experiments").glob("*.toml"))
+    files = sorted(OWN.glob("*.toml"))
     assert files
     for path in files:
         assert experiments.planned(experiments.read(path))
+
+
+def test_an_experiment_is_found_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = OWN / "pfedclr-table2.toml"
+    assert "pfedclr-table2" in names()
+    for way in ("pfedclr-table2", "pfedclr-table2.toml", "experiments/pfedclr-table2.toml"):
+        assert located(Path(way)) == own
+    (tmp_path / "pfedclr-table2.toml").write_text("")
+    assert located(Path("pfedclr-table2.toml")) == Path("pfedclr-table2.toml")
+    with pytest.raises(UserError, match="did you mean 'pfedclr-table2'"):
+        experiments.read(Path("pfedclr-table22"))
+    with pytest.raises(UserError, match=r"mine.toml cannot be read"):
+        experiments.read(Path("mine.toml"))
+
+
+def test_other_data_and_rounds_than_the_files():
+    asked = experiments.read(Path("pfedclr-table2"))
+    plan = experiments.planned(experiments.altered(asked, ["demo"], 2), data=["demo"])
+    assert len({p.label for p in plan}) == len(asked.run)
+    assert {(p.data, p.asked.rounds) for p in plan} == {("demo", 2)}
+    assert not any("rounds" in p.asked.settings for p in plan)
 
 
 def _changed(file, old, new):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import tacit
 from tacit.core.method import Moment
 from tacit.data.imported import import_file
 from tacit.data.sources import load
@@ -60,7 +61,7 @@ def test_forgetting_equals_training_without_the_user(folder, tmp_path):
     assert load("rest").item_ids.tolist() == load("demo").item_ids.tolist()
     close(server(folder), server(tmp_path / "fresh"))
     with pytest.raises(UserError, match="forgotten"):
-        reopen(folder).recommend(gone[0])
+        tacit.recommend(folder, gone[0])
     with pytest.raises(UserError, match="already forgotten"):
         life.forget(reopen(folder), gone[0])
 
@@ -94,7 +95,7 @@ def test_updating_equals_training_with_the_new_interactions(folder, tmp_path):
         part.add_to(fresh[name])
     fresh = method.aggregate(fresh | {"tried": torch.zeros(1).long()}, [], Moment(1, 0))
     close(server(folder), fresh)
-    found = reopen(folder).recommend("newcomer", 5)
+    found = tacit.recommend(folder, "newcomer", 5)
     assert len(found) == 5
     assert not {line.item for line in found} & {str(data.item_ids[i]) for i in (5, 9, 14, 2)}
 

@@ -168,44 +168,11 @@ def test_a_run_does_not_go_on_over_other_data(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         run("oracle", data="mine", rounds=2, threads=1, out=tmp_path / "run", watch=stop)
-    import_file(csv(tmp_path / "b.csv", shift=1), "mine")
+    import_file(csv(tmp_path / "b.csv", shift=1), "mine", replace=True)
     with pytest.raises(UserError, match=r"the data set mine is not the one .* was started with; start a new run"):
         resume(tmp_path / "run")
-    import_file(csv(tmp_path / "c.csv"), "mine")
+    import_file(csv(tmp_path / "c.csv"), "mine", replace=True)
     assert resume(tmp_path / "run").rounds == 2
-
-
-def test_recommendations_are_the_best_untouched_items(finished):
-    _, folder = finished
-    made = reopen(folder)
-    data, server = made.split.data, made.load_best()
-    for user in (0, 17):
-        name = str(data.user_ids[user])
-        scores = made.fleet.scores_of(server, user, "test")
-        known = set(made.split.train[user].tolist()) | set(made.split.valid[user].tolist())
-        order = [i for i in scores.argsort(descending=True).tolist() if i not in known]
-        found = made.recommend(name, 12)
-        assert [line.item for line in found] == [str(data.item_ids[i]) for i in order[:12]]
-        assert [line.title for line in found] == [data.title(i) for i in order[:12]]
-        assert [line.score for line in found] == pytest.approx(scores[order[:12]].tolist())
-        assert {line.item for line in found if line.held_out} <= {str(data.item_ids[made.split.test[user][0]])}
-        assert tacit.recommend(folder, name, 12) == found
-    everything = made.recommend(name, 1000)
-    assert len(everything) == data.n_items - len(known)
-    assert sum(line.held_out for line in everything) == 1
-
-
-def test_the_latest_items_are_the_known_ones_newest_first(finished):
-    made = reopen(finished[1])
-    data, user = made.split.data, 5
-    in_time = sorted((t, i) for t, i in zip(data.time[data.user == user], data.item[data.user == user], strict=True))
-    expected = [data.title(i) for _, i in in_time[:-1]][::-1]  # all but the test item
-    assert made.recent(str(data.user_ids[user]), 5) == expected[:5]
-
-
-def test_a_user_who_does_not_exist(finished):
-    with pytest.raises(UserError, match="no user 'nobody' in demo"):
-        tacit.recommend(finished[1], "nobody")
 
 
 def test_clients_of_many_users(tmp_path):
@@ -314,7 +281,7 @@ def test_a_live_run_is_not_resumed_by_another_process(tmp_path):
             with pytest.raises(UserError, match=f"another process is writing to {out}|{out} is not an empty folder"):
                 command()
         if progress.round == 2:
-            assert len(reopen(out).recommend("1", 3)) == 3  # to read needs no lock
+            assert len(tacit.recommend(out, "1", 3)) == 3  # to read needs no lock
 
     summary = run("fedmf", out=out, watch=intrude, **QUICK)
     assert [line["round"] for line in RunFolder.open(out).rounds()] == [1, 2, 3]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tacit.cli import data, inspection, methods, nodes, runs, studies
+from tacit.cli import data, inspection, methods, nodes, pages, runs, studies
 from tacit.cli.screen import err, out
 from tacit.errors import UserError
 
@@ -20,11 +20,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-data_app = typer.Typer(help="Data sets: list, show, fetch, import.", no_args_is_help=True, rich_markup_mode=None)
+data_app = typer.Typer(
+    help="Data sets: list, show, fetch, import, remove.", no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(data_app, name="data")
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": runs.run,
+    "train": runs.train,
     "compare": runs.compare,
     "experiment": studies.experiment,
     "results": studies.results,
@@ -35,6 +38,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "audit": inspection.audit,
     "forget": inspection.forget,
     "update": inspection.update,
+    "report": pages.report,
+    "studio": pages.studio,
+    "serve": pages.serve,
     "keys": nodes.keys,
     "server": nodes.server,
     "node": nodes.node,
@@ -50,6 +56,7 @@ DATA: dict[str, Callable[..., None]] = {
     "show": data.show,
     "fetch": data.fetch,
     "import": data.take_in,
+    "remove": data.remove,
 }
 for name, command in DATA.items():
     data_app.command(name)(command)

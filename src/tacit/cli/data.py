@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tacit.cli import options as o
+from tacit.cli import screen
 from tacit.cli.screen import downloading, out
 
 if TYPE_CHECKING:
@@ -13,27 +14,33 @@ if TYPE_CHECKING:
 
 
 def names() -> None:
-    """Every data set, and whether it is on this machine."""
+    """Every data set, whether it is on this machine, and where to get it."""
     from rich.table import Table
 
     from tacit.data import sources
 
     table = Table("data set", "what it is", "on this machine")
+    missing = []
     for name in sources.names():
         here = name == "demo" or sources.find(name) is not None
         table.add_row(name, sources.describe(name), "yes" if here else "no")
-    out.print(table)
+        missing += [] if here else [name]
+    screen.show(table)
+    for name in missing:
+        out.print(f"{name}: {sources.where(name)}", soft_wrap=True)
 
 
 def show(name: str, min_interactions: o.AtLeast = 0) -> None:
-    """Counts and a histogram of interactions per user."""
-    from tacit.data import sources
+    """Counts, a histogram of interactions per user and, of an import, what was done."""
+    from tacit.data import imported, sources
 
     with downloading() as progress:
         data = sources.load(name, min_interactions, progress)
     out.print(name, style="bold", end="")
     out.print(f": {sources.describe(name)}")
     _figures(data)
+    for line in imported.done(data):
+        out.print(f"- {line}", soft_wrap=True)
 
 
 def fetch(name: str) -> None:
@@ -48,18 +55,61 @@ def fetch(name: str) -> None:
 def take_in(
     file: Path,
     name: Annotated[str, typer.Option("--name", help="what to call it")],
-    user: o.UserColumn = "user",
-    item: o.ItemColumn = "item",
-    time: o.TimeColumn = None,
+    user: Annotated[str | None, typer.Option("--user", help="column of user ids; recognised by default")] = None,
+    item: Annotated[str | None, typer.Option("--item", help="column of item ids; recognised by default")] = None,
+    time: Annotated[str | None, typer.Option("--time", help="column of times; recognised by default")] = None,
     title: Annotated[str | None, typer.Option("--title", help="column of item titles")] = None,
     group: Annotated[str | None, typer.Option("--group", help="column of the class of a user's device")] = None,
+    rating: Annotated[str | None, typer.Option("--rating", help="column of ratings, for --min-rating")] = None,
+    separator: Annotated[
+        str | None,
+        typer.Option("--separator", help="between fields: ',', ';', '::', tab, space; recognised by default"),
+    ] = None,
+    columns: Annotated[
+        str, typer.Option("--columns", help="names in order, as in user,item,rating,time; '-' for one without use")
+    ] = "",
+    time_format: Annotated[
+        str | None, typer.Option("--time-format", help="as in '%d/%m/%Y %H:%M'; recognised by default")
+    ] = None,
+    min_rating: Annotated[float | None, typer.Option("--min-rating", help="only rows rated at least so high")] = None,
+    core: Annotated[int, typer.Option("--core", help="only users and items with at least so many of one another")] = 0,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="leave out and list rows without user, item or readable time")
+    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="in place of an earlier import of that name")] = False,
 ) -> None:
-    """Take in your own CSV or Parquet file; afterwards it is a data set like any other."""
+    """Take in your own file: text of any layout, compressed or not, Parquet, Arrow or SQLite."""
     from tacit.data import imported
 
-    data = imported.import_file(file, name, user, item, time, title, group)
-    out.print(f"imported {name}; try: tacit run --data {name}")
+    data = imported.import_file(
+        file,
+        name,
+        user,
+        item,
+        time,
+        title,
+        group,
+        rating=rating,
+        separator=separator,
+        columns=[column.strip() for column in columns.split(",")] if columns else (),
+        time_format=time_format,
+        min_rating=min_rating,
+        core=core,
+        skip_bad=skip_bad,
+        replace=replace,
+    )
+    out.print(f"imported {name}; try: tacit run --data {name}, or for use: tacit train --data {name}")
+    for line in imported.done(data):
+        out.print(f"- {line}", soft_wrap=True)
     _figures(data)
+
+
+def remove(name: str) -> None:
+    """Remove a data set that was imported; the file it came from stays."""
+    from tacit.data import imported
+
+    imported.remove(name)
+    out.print(f"{name} is removed")
 
 
 def _figures(data: "Interactions") -> None:

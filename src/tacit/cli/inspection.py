@@ -4,36 +4,83 @@ import dataclasses
 import json
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tacit.cli import options as o
-from tacit.cli.screen import out
+from tacit.cli.screen import out, show
+from tacit.errors import UserError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from tacit.runs.run import Recommendation
 
 
 def recommend(
     folder: o.RunFolder,
-    user: Annotated[str, typer.Option("--user", help="a user id of the data set")],
-    k: Annotated[int, typer.Option("-k", min=1)] = 10,
+    user: Annotated[str | None, typer.Option("--user", help="a user id of the data set")] = None,
+    items: Annotated[
+        list[str] | None,
+        typer.Option("--items", help="for somebody new: ids or titles of what they have, oldest first, as in 7,12,9"),
+    ] = None,
+    everyone: Annotated[bool, typer.Option("--all", help="lists for everyone, into the file of --out")] = False,
+    k: Annotated[int, typer.Option("-k", min=1, help="lines of a list")] = 10,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="also what an evaluation withheld from the user, marked")
+    ] = False,
+    file: Annotated[Path | None, typer.Option("--out", help="write a .csv or .parquet file instead")] = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """What a run's best model recommends to a user; on a node's folder, to one of the node's users."""
+    """What a model or a run's best round recommends, nothing that is owned already; of a node, to its users."""
+    if (user is not None) + bool(items) + everyone != 1:
+        raise UserError("recommend needs one of --user ID, --items ID,ID for somebody new, and --all")
+    if everyone and file is None:
+        raise UserError("--all writes lists for everyone into a file; name it, as in --out lists.parquet or lists.csv")
+    known: list[str]
+    found: list[Recommendation]
     if (folder / "node.json").is_file():
         from tacit.deploy import commands
 
+        if user is None or file is not None:
+            raise UserError(f"{folder} is a node's folder, which has lists for its own users: --user ID")
         known, found = commands.recommend(folder, user, k)
     else:
-        from tacit.runs.run import reopen
+        from tacit.runs.model import load
 
-        run = reopen(folder)
-        known, found = run.recent(user), run.recommend(user, k)
+        model = load(folder)
+        if everyone:
+            _written(model.lists(k), file)
+            return
+        if user is not None:
+            known, found = model.recent(user), model.recommend(user, k, held_out=held_out)
+        else:
+            had = [item for text in items or [] for item in model.items_in(text)]
+            known, found = [model.title(item) for item in had], model.recommend_items(had, k)
+        if file is not None:
+            _written(found.frame("polars"), file)
+            return
     if as_json:
         print(json.dumps([dataclasses.asdict(line) for line in found]))
     else:
         from tacit.runs import report
 
-        out.print(report.recommendations(user, known, found))
+        show(report.recommendations(user, known, found))
+
+
+def _written(frame: "pl.DataFrame", file: Path | None) -> None:
+    """A frame in a file whose ending says of which kind."""
+    from tacit.data.folders import writing
+
+    if file is None or file.suffix.lower() not in (".csv", ".parquet"):
+        raise UserError(f"--out {file} has an unknown ending; known: .csv, .parquet")
+    with writing(file, "name another --out") as place:
+        if file.suffix.lower() == ".csv":
+            frame.write_csv(place)
+        else:
+            frame.write_parquet(place)
+    out.print(f"{len(frame):,} lines → {file}")
 
 
 def diagnose(
@@ -52,10 +99,10 @@ def diagnose(
         for one in found:
             print(diagnose.as_json(one))
         return
-    out.print(report.diagnostics(found))
+    show(report.diagnostics(found))
     out.print(f"The best round by validation is {run.folder.best_round}.")
     if parted := report.clusters(found):
-        out.print(parted)
+        show(parted)
     for line in report.cluster_remarks(found):
         out.print(line)
 
@@ -88,10 +135,11 @@ def audit(
     found = []
     for one in audit.audit(folders, protections, rounds, clients, k, at):
         found.append(one)
+        audit.write_down(one)
         if as_json:
             print(to_json(dataclasses.asdict(one)))
     if not as_json:
-        out.print(report.audits(found))
+        show(report.audits(found))
         for line in report.audit_remarks(found):
             out.print(line)
 
@@ -106,7 +154,7 @@ def _poison(folders: list[Path], rounds: int, at: str, interactions: int, bound:
         if as_json:
             print(to_json(dataclasses.asdict(one)), flush=True)
     if not as_json:
-        out.print(report.poisonings(found))
+        show(report.poisonings(found))
         for line in report.poison_remarks(found):
             out.print(line)
 

@@ -4,13 +4,11 @@ import dataclasses
 import gc
 import inspect
 import re
-import types
-import typing
 from typing import Annotated, Any
 
 import typer
 
-from tacit.cli.screen import out
+from tacit.cli.screen import out, show
 
 
 def methods(
@@ -34,20 +32,21 @@ def methods(
         table.add_row(called, _kind(cls), _about(cls), cls.paper, _settings(cls, Trained))
     for called, plug in registry.PLUGS.known().items():
         table.add_row(f"--plug {called}", "plug-in", _about(plug), getattr(plug, "paper", ""), _settings(plug, Trained))
-    out.print(table)
+    show(table)
     out.print("tacit methods NAME lists all settings of a method; --set NAME=VALUE changes one.")
 
 
 def _one(name: str, cls: Any) -> None:
     from rich.table import Table
 
+    from tacit.core.settings import settings_of
+
     paper = getattr(cls, "paper", "")
     out.print(f"{name}: {inspect.getdoc(cls) or ''}" + (f"\n\n{paper}" if paper else ""))
-    hints = typing.get_type_hints(cls)
-    table = Table("setting", "default", "type", "what it is")
-    for field in dataclasses.fields(cls):
-        table.add_row(field.name, _short(field.default), _type(hints[field.name]), _comment(cls, field.name))
-    out.print(table)
+    table = Table("setting", "default", "type", "range", "what it is")
+    for one in settings_of(cls).values():
+        table.add_row(one.name, _short(one.default), one.type, one.limits, _comment(cls, one.name))
+    show(table)
 
 
 def _about(cls: type) -> str:
@@ -69,26 +68,14 @@ def _short(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _type(kind: Any) -> str:
-    """A type as a person writes its values: `int`, `adam or sgd`, `int, …`."""
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Literal:
-        return " or ".join(map(str, parts))
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(map(_type, parts))
-    if origin is tuple:
-        return ", ".join("…" if part is Ellipsis else _type(part) for part in parts)
-    return "none" if kind is type(None) else getattr(kind, "__name__", str(kind))
-
-
 def _comment(cls: type, setting: str) -> str:
-    """What stands beside a setting in the source of the class that declares it."""
+    """What stands beside a setting in the source of the class that declares it, or of one that it is built on."""
     for owner in cls.__mro__:
         if setting in vars(owner).get("__annotations__", {}):
             try:
                 source = inspect.getsource(owner)
             except (OSError, TypeError):
-                return ""
-            found = re.search(rf"^ +{setting}\s*:[^#\n]*#\s*(.*)$", source, re.MULTILINE)
-            return found[1] if found else ""
+                continue
+            if found := re.search(rf"^ +{setting}\s*:[^#\n]*#\s*(.*)$", source, re.MULTILINE):
+                return found[1]
     return ""

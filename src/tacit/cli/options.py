@@ -46,11 +46,20 @@ Bound = Annotated[
 Robust = Annotated[str, typer.Option("--robust", help="median or trimmed, in place of the mean of uploads")]
 Sanity = Annotated[bool, typer.Option("--sanity/--no-sanity", help="popularity, EASE, oracle")]
 AsJson = Annotated[bool, typer.Option("--json", help="print the summary as the last line")]
+ProgressKind = Annotated[
+    str, typer.Option("--progress", help="bar, lines (one a round) or none; auto: a bar in a terminal, none in a pipe")
+]
 Deadline = Annotated[float, typer.Option("--deadline", min=0.1, help="seconds a round waits for replies")]
 NodesOut = Annotated[Path, typer.Option("--out", help="the run's folder; one that was begun is resumed")]
 UserColumn = Annotated[str, typer.Option("--user", help="column of user ids")]
 ItemColumn = Annotated[str, typer.Option("--item", help="column of item ids")]
 TimeColumn = Annotated[str | None, typer.Option("--time", help="column of times")]
+
+
+def typed(context: typer.Context, name: str) -> bool:
+    """Whether an option was written on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def plugged(names: list[str], plug: str | None) -> tuple[list[str], dict[str, str]]:
@@ -67,6 +76,9 @@ def plugged(names: list[str], plug: str | None) -> tuple[list[str], dict[str, st
 def numbers(seeds: str) -> list[int]:
     """Seeds as they are written: 0,1,2."""
     try:
-        return [int(part) for part in seeds.split(",")]
+        found = [int(part) for part in seeds.split(",")]
     except ValueError:
         raise UserError(f"--seeds {seeds} is not a list of whole numbers; write it as in 0,1,2") from None
+    if len(set(found)) < len(found):
+        raise UserError(f"--seeds {seeds} names a seed twice, and the same seed gives the same run; name each once")
+    return found

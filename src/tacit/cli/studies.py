@@ -6,49 +6,53 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tacit.cli import options as o
-from tacit.cli.screen import downloading, out, rounds_bar, stopping
+from tacit.cli.screen import downloading, out, rounds_bar, show, stopping
 
 if TYPE_CHECKING:
     from tacit.runs.experiments import Experiment
 
-File = Annotated[Path, typer.Argument(help="a file of experiments/")]
+File = Annotated[Path, typer.Argument(metavar="NAME", help="pfedclr-table2, or a file of your own")]
+Length = Annotated[int | None, typer.Option("--rounds", min=1, help="other rounds than the file's")]
 Where = Annotated[Path | None, typer.Option("--out", help="where its runs are; runs/<name of the file>")]
 
 
 def experiment(
     file: File,
     only: Annotated[list[str] | None, typer.Option("--row", help="only this row, by its label; repeatable")] = None,
-    data: Annotated[list[str] | None, typer.Option("--data", help="only this data set; repeatable")] = None,
+    data: Annotated[list[str] | None, typer.Option("--data", help="only this data set, the file's or any")] = None,
     protocol: Annotated[list[str] | None, typer.Option("--protocol", help="only under this one; repeatable")] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="other seeds than the file's, as in 0,1,2")] = None,
+    rounds: Length = None,
     folder: Where = None,
     keep: Annotated[bool, typer.Option("--keep", help="keep checkpoints of finished runs")] = False,
+    progress_kind: o.ProgressKind = "auto",
 ) -> None:
     """Run a published table, or resume it, and print published and measured figures side by side."""
     from tacit.data import sources
     from tacit.runs import experiments
 
-    asked = experiments.read(file)
-    where = folder or Path("runs") / file.stem
+    asked = experiments.altered(experiments.read(file), filter(sources.names().__contains__, data or []), rounds)
+    where = folder or _place(file, rounds)
     plan = experiments.planned(asked, only or [], data or [], protocol or [], o.numbers(seeds) if seeds else [])
     with downloading() as progress:
         for name in dict.fromkeys(p.data for p in plan):
             sources.load(name, 0, progress)
-    with stopping(f"finished runs are kept in {where}"), rounds_bar() as watching:
+    with stopping(f"finished runs are kept in {where}"), rounds_bar(progress_kind, len(plan)) as watching:
         experiments.carry_out(plan, where, lambda p: watching(p.folder), keep)
     _show(asked, where)
 
 
 def results(
     file: File,
+    rounds: Length = None,
     folder: Where = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="print tables for a document")] = False,
 ) -> None:
     """Collect what is finished of an experiment: published figure, ours, the strict one, and the seeds behind them."""
     from tacit.runs import experiments
 
-    asked = experiments.read(file)
-    where = folder or Path("runs") / file.stem
+    asked = experiments.altered(experiments.read(file), rounds=rounds)
+    where = folder or _place(file, rounds)
     if as_markdown:
         print(experiments.markdown(asked, experiments.collect(asked, where)))
     else:
@@ -74,9 +78,13 @@ def skew(
     with stopping(f"what was finished is in {folder}"), rounds_bar() as watching:
         options = {"min_interactions": min_interactions, "protocol": protocol, "seed": seed, "threads": threads}
         groups = skew_study.study(folder, data, users, rounds, watching, **options)
-    out.print(report.skew(groups))
+    show(report.skew(groups))
     out.print(report.SKEW)
     out.print(f"every round is in {folder / 'skew.jsonl'}, the paths in {folder / 'trajectories.csv'}")
+
+
+def _place(file: Path, rounds: int | None) -> Path:
+    return Path("runs") / (file.stem if rounds is None else f"{file.stem}-rounds-{rounds}")
 
 
 def _show(asked: "Experiment", where: Path) -> None:
@@ -86,6 +94,9 @@ def _show(asked: "Experiment", where: Path) -> None:
     out.print(asked.title, style="bold")
     for place in asked.data:
         done = experiments.begun(place.name, found)
-        out.print(report.experiment(asked, place.name, found) if done else f"{place.name}: {experiments.NOTHING}")
+        if done:
+            show(report.experiment(asked, place.name, found))
+        else:
+            out.print(f"{place.name}: {experiments.NOTHING}")
     if asked.note:
         out.print(asked.note)

@@ -52,6 +52,12 @@ def boundable(method: Method) -> bool:
     return isinstance(method, Trained) and bool(bounded(up, down, {})[1])
 
 
+def heaviest(like: Payload, sizes: Tensor) -> Tensor:
+    """(C,) the most that clients with `sizes` (C,) interactions weigh, `like` being a made-up one's upload."""
+    weight = float(like["weight"])
+    return torch.ones_like(sizes, dtype=torch.float64) if weight == 1 else sizes.double() * max(1.0, weight / 2)
+
+
 def overweight(up: Payload, like: Payload, sizes: Tensor) -> str:
     """Why the weights of an upload are not those of clients with `sizes` (C,) interactions; empty: they can be.
 
@@ -63,7 +69,7 @@ def overweight(up: Payload, like: Payload, sizes: Tensor) -> str:
     weight = up["weight"].double().flatten()
     if float(like["weight"]) == 1:
         return "" if bool((weight == 1).all()) else "'weight' is not 1, which is everybody's here"
-    over = (weight > sizes.double() * max(1.0, float(like["weight"]) / 2)) | ~(weight >= 0)
+    over = (weight > heaviest(like, sizes)) | ~(weight >= 0)
     if not bool(over.any()):
         return ""
     first = int(over.nonzero()[0])

@@ -32,6 +32,17 @@ class Fitting(Protocol):
 
 
 @runtime_checkable
+class Choosing(Protocol):
+    """Tries one solution a round, and validation chooses among them."""
+
+    def chosen(self, round: int) -> Method:
+        """The method with the solution of this round alone."""
+
+    def choice(self, round: int) -> str:
+        """What the solution of this round is, in words."""
+
+
+@runtime_checkable
 class Budgeted(Protocol):
     """Has a privacy budget of its own."""
 

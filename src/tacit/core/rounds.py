@@ -63,7 +63,7 @@ class Plan:
     fraction: float = 1.0
     traverse: bool = False  # every client once before anyone a second time
     select: str = "NDCG@10"  # the validation metric that chooses the reported round
-    evaluate_every: int = 1
+    evaluate_every: int = 1  # 0: never
     patience: int = 0  # stop after so many evaluations without a better one; 0: never
 
 
@@ -105,7 +105,7 @@ def federate(
             progress.trained = RoundRecord(round, 0.0, loss, None, *moved)
             trained(progress)
         # 3. validate
-        due = round % plan.evaluate_every == 0 or round == plan.rounds
+        due = plan.evaluate_every > 0 and (round % plan.evaluate_every == 0 or round == plan.rounds)
         valid = validate(progress.server) if due else None
         improved = valid is not None and valid[plan.select] > progress.best
         if improved and valid is not None:

@@ -15,6 +15,7 @@ from tacit.core.objective import Value, gradient_by
 from tacit.core.optim import Optimizer
 from tacit.core.payload import Each, Field, Payload, Rows, State
 from tacit.core.scorers import dot, inner_product_step, pair_bce, pair_bpr, pick, row_bce, take
+from tacit.core.settings import Amount, Count, Epochs, Negatives, Positive, Rate, Whole, Width
 from tacit.data.cohort import Batch, Cohort, Federation
 
 
@@ -39,17 +40,17 @@ class Trained(Method):
     training left them (`own`): those are kept for it under the names `own_…`, and nothing else reads them.
     """
 
-    dim: int = 16  # d
-    lr: float = 0.01
-    table_lr: float = 0.0  # of the shared item table; 0: the same as lr
-    epochs: int = 10  # local epochs a round
-    batch: int = 256
-    negatives: int = 4  # per positive, redrawn every round
-    rounds: int = 100
-    fraction: float = 1.0  # of the clients, a round; above 1 a number of clients
+    dim: Width = 16  # d
+    lr: Rate = 0.01
+    table_lr: Amount = 0.0  # of the shared item table; 0: the same as lr
+    epochs: Epochs = 10  # local epochs a round
+    batch: Whole = 256  # 0: everything in one step
+    negatives: Negatives = 4  # per positive, redrawn every round
+    rounds: Count = 100
+    fraction: Positive = 1.0  # of the clients, a round; above 1 a number of clients
     traverse: bool = False  # rounds take their clients from a shuffled queue, every client once before it starts anew
     optimizer: Optimizer = "adam"
-    init: float = 0.01  # standard deviation of the starting values
+    init: Positive = 0.01  # standard deviation of the starting values
     scored_with: Literal["server", "own"] = "server"  # whose shared leaves a client ranks with
     weighting: Literal["size", "uniform"] = "size"  # of a client in the server's mean: |D_u|, or one for all
 

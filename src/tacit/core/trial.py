@@ -185,9 +185,11 @@ def _wrong(method: Method, what: str) -> UserError:
 
 
 @cache
-def few_people() -> Federation:
-    """Three clients of one user and two of two users with five interactions each; most items are touched by nobody."""
-    user, step = np.repeat(np.arange(7), 5), np.tile(np.arange(5), 7)
-    names = np.arange(ITEMS).astype(np.str_)
-    data = Interactions("trial", user, (user * 3 + step * 2) % 12, step.astype(np.float64), names[:7], names)
-    return Federation(split(data, "strict"), Ragged.of(np.array([0, 1, 2, 3, 3, 4, 4]), np.arange(7), 5))
+def few_people(items: int = ITEMS, pairs: int = 2) -> Federation:
+    """Three clients of one user and some of two users with five interactions each; most items are touched by nobody."""
+    users = ALONE + 2 * pairs
+    user, step = np.repeat(np.arange(users), 5), np.tile(np.arange(5), users)
+    names = np.arange(items).astype(np.str_)
+    data = Interactions("trial", user, (user * 3 + step * 2) % 12, step.astype(np.float64), names[:users], names)
+    clients = np.r_[np.arange(ALONE), np.repeat(np.arange(ALONE, ALONE + pairs), 2)]
+    return Federation(split(data, "strict"), Ragged.of(clients, np.arange(users), ALONE + pairs))

@@ -29,16 +29,22 @@ def cache_folder() -> Path:
 
 def imported_names() -> list[str]:
     """The names of imported data sets."""
-    return sorted(file.name.removesuffix(".parquet") for file in imported_file("").parent.glob("*.parquet"))
+    folder = imported_file("").parent
+    return sorted({file.stem for ending in ("npz", "parquet") for file in folder.glob(f"*.{ending}")})
 
 
 def imported_file(name: str) -> Path:
     """The file that keeps an imported data set."""
-    return cache_folder() / "imported" / f"{name}.parquet"
+    return cache_folder() / "imported" / f"{name}.npz"
+
+
+def skipped_file(name: str) -> Path:
+    """The list of rows that an import left out."""
+    return imported_file(name).with_name(f"{name}.skipped.csv")
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[BinaryIO]:
+def writing(path: Path, way_out: str = "set TACIT_CACHE to a folder with room") -> Iterator[BinaryIO]:
     """Write `path` whole or not at all, so that a kill half way leaves no broken file behind that name."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -48,7 +54,7 @@ def writing(path: Path) -> Iterator[BinaryIO]:
         part.replace(path)
     except OSError as error:
         reason = error.strerror or error
-        raise UserError(f"cannot write {path} ({reason}); set TACIT_CACHE to a folder with room") from error
+        raise UserError(f"cannot write {path} ({reason}); {way_out}") from error
     finally:
         with suppress(OSError):  # what stands in the way of writing may stand in the way of this too
             part.unlink(missing_ok=True)

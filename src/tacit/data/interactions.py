@@ -93,7 +93,11 @@ class Interactions:
         if not (per_user >= count).any():
             most = int(per_user.max())
             raise UserError(f"no user of {self.name} has {count:,} interactions; the most is {most:,}")
-        keep = (per_user >= count)[self.user]
+        kept = self.only((per_user >= count)[self.user])
+        return replace(kept, about=self.about | {"min_interactions": str(count)})
+
+    def only(self, keep: NDArray[np.bool_]) -> "Interactions":
+        """Only these rows (n,), and the users and items in them."""
         users, user = np.unique(self.user[keep], return_inverse=True)
         items, item = np.unique(self.item[keep], return_inverse=True)
         return replace(
@@ -106,7 +110,6 @@ class Interactions:
             titles=None if self.titles is None else self.titles[items],
             repeats=None if self.repeats is None else self.repeats[keep],
             groups=None if self.groups is None else self.groups[users],
-            about=self.about | {"min_interactions": str(count)},
         )
 
 
@@ -115,7 +118,7 @@ def from_columns(
     user: NDArray[np.generic],
     item: NDArray[np.generic],
     time: NDArray[np.float64] | None = None,
-    titles: dict[str, str] | None = None,
+    titles: Mapping[str, str] | None = None,
     groups: Mapping[str, str] | None = None,
 ) -> Interactions:
     """Index raw columns: ids of any type, sorted as numbers where all are whole numbers, else as text.
@@ -123,16 +126,30 @@ def from_columns(
     Repeated pairs are folded into their first row and counted. `titles` is keyed by item id; an item without
     a title is called by its id. `groups` is keyed by user id.
     """
-    user_ids, user_index = _index(user)
-    item_ids, item_index = _index(item)
-    pair = user_index * len(item_ids) + item_index
-    _, first, rows = np.unique(pair, return_index=True, return_counts=True)
-    order = np.argsort(first)  # back to the order of the file
-    first, repeats = first[order], rows[order].astype(np.int64) - 1
+    return from_indices(name, _index(user), _index(item), time, titles, groups)
+
+
+def from_indices(
+    name: str,
+    users: tuple[NDArray[np.str_], Ints],
+    items: tuple[NDArray[np.str_], Ints],
+    time: NDArray[np.float64] | None = None,
+    titles: Mapping[str, str] | None = None,
+    groups: Mapping[str, str] | None = None,
+) -> Interactions:
+    """The same from columns that are indexed: (distinct ids in order, the index of each row)."""
+    (user_ids, user), (item_ids, item) = users, items
+    pair = user * len(item_ids) + item
+    _, place, rows = np.unique(pair, return_index=True, return_counts=True)
+    first = np.zeros(len(pair), dtype=bool)
+    first[place] = True
+    again = np.zeros(len(pair), dtype=np.int64)
+    again[place] = rows - 1
+    repeats = again[first]
     return Interactions(
         name=name,
-        user=user_index[first],
-        item=item_index[first],
+        user=user[first],
+        item=item[first],
         time=None if time is None else np.asarray(time, dtype=np.float64)[first],
         user_ids=user_ids,
         item_ids=item_ids,

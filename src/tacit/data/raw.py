@@ -29,6 +29,7 @@ class DataSet:
     description: str
     files: tuple[str, ...]
     read: Callable[[str, Files], Interactions]
+    home: str  # where people get it
 
 
 def _ml_100k(name: str, files: Files) -> Interactions:
@@ -86,19 +87,42 @@ def _anime_5k(name: str, files: Files) -> Interactions:
     )
 
 
+_GROUPLENS = "https://grouplens.org/datasets/movielens/"
+
 DATA_SETS = {
-    "ml-100k": DataSet("MovieLens 100K: 943 people, 1,682 films, 1997-98", ("u.data", "u.item"), _ml_100k),
-    "ml-1m": DataSet("MovieLens 1M: 6,040 people, 3,706 films, 2000-03", ("ratings.dat", "movies.dat"), _ml_1m),
-    "filmtrust": DataSet("FilmTrust: 1,508 people, 2,071 films, no times", ("ratings.txt",), _filmtrust),
-    "lastfm-2k": DataSet(
-        "Last.fm: 1,892 people, 17,632 artists, no times", ("user_artists.dat", "artists.dat"), _lastfm_2k
+    "ml-100k": DataSet("MovieLens 100K: 943 people, 1,682 films, 1997-98", ("u.data", "u.item"), _ml_100k, _GROUPLENS),
+    "ml-1m": DataSet(
+        "MovieLens 1M: 6,040 people, 3,706 films, 2000-03", ("ratings.dat", "movies.dat"), _ml_1m, _GROUPLENS
     ),
-    "douban-book": DataSet("Douban: 2,110 people, 6,777 books, no times", ("ratings.dat",), _douban_book),
+    "filmtrust": DataSet(
+        "FilmTrust: 1,508 people, 2,071 films, no times",
+        ("ratings.txt",),
+        _filmtrust,
+        "https://guoguibing.github.io/librec/datasets.html",
+    ),
+    "lastfm-2k": DataSet(
+        "Last.fm: 1,892 people, 17,632 artists, no times",
+        ("user_artists.dat", "artists.dat"),
+        _lastfm_2k,
+        "https://grouplens.org/datasets/hetrec-2011/",
+    ),
+    "douban-book": DataSet(
+        "Douban: 2,110 people, 6,777 books, no times",
+        ("ratings.dat",),
+        _douban_book,
+        "https://github.com/FengZhu-Joey/GA-DTCDR",
+    ),
     "amazon-beauty": DataSet(
-        "Amazon Beauty: 22,363 people, 12,101 products, in order of purchase", ("Beauty.txt",), _amazon_beauty
+        "Amazon Beauty: 22,363 people, 12,101 products, in order of purchase",
+        ("Beauty.txt",),
+        _amazon_beauty,
+        "https://github.com/RUCAIBox/CIKM2020-S3Rec",
     ),
     "anime-5k": DataSet(
-        "MyAnimeList: 5,000 people, 7,390 anime, no times", ("anime_history.dat", "anime_info.dat"), _anime_5k
+        "MyAnimeList: 5,000 people, 7,390 anime, no times",
+        ("anime_history.dat", "anime_info.dat"),
+        _anime_5k,
+        "https://github.com/caserec/Datasets-for-Recommender-Systems",
     ),
 }
 

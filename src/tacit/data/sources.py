@@ -77,6 +77,14 @@ def find(name: str) -> Path | None:
     return None
 
 
+def where(name: str) -> str:
+    """Where to get a known data set that is not here."""
+    files = " and ".join(DATA_SETS[name].files)
+    if name in ORIGINS:
+        return f"tacit data fetch {name} downloads it"
+    return f"get {files} from {DATA_SETS[name].home}, put it into a folder {name} and set TACIT_DATA to the one above"
+
+
 def _known(name: str) -> None:
     if name not in names():
         raise unknown("data set", name, names())
@@ -87,8 +95,8 @@ def _fetch(name: str, progress: Progress | None) -> Path:
     files = " and ".join(f"{name}/{file}" for file in DATA_SETS[name].files)
     if name not in ORIGINS:
         raise UserError(
-            f"{name} is not on this machine and has no download; set TACIT_DATA to a folder holding {files}, "
-            "or use --data demo"
+            f"{name} is not on this machine and has no download; get it from {DATA_SETS[name].home} and set TACIT_DATA "
+            f"to a folder holding {files}, or use --data demo"
         )
     origin, target = ORIGINS[name], cache_folder() / f"{name}.zip"
     try:

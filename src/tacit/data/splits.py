@@ -1,12 +1,12 @@
 """The four protocols: what is trained on, what is held out, what may be drawn as a negative.
 
 `strict` is the default and the only one for claims. `paper` repeats the field's usual protocol, leak included.
-docs/protocols.md says why there are four.
+docs/protocols.md says why there are four. `everything` is none of them: it withholds nothing, for a model that is used.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,8 @@ from tacit.data.ragged import Complement, Ragged, union
 from tacit.errors import UserError, unknown
 
 Ints = NDArray[np.int64]
-Protocol = Literal["strict", "paper", "symmetric", "ratio"]
-PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
+Protocol = Literal["strict", "paper", "symmetric", "ratio", "everything"]
+PROTOCOLS: tuple[Protocol, ...] = ("strict", "paper", "symmetric", "ratio")  # those that evaluate
 SAMPLED = 99  # negatives beside each held-out item in sampled ranking
 
 
@@ -51,6 +51,11 @@ class Split:
         """Whether the protocol ranks only the held-out item and its 99 fixed negatives."""
         return self.protocol in ("paper", "symmetric")
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether anything is withheld to evaluate on."""
+        return len(self.test.values) > 0
+
     def held_out(self, part: str) -> Ragged:
         """The items to be found in a part: `valid` or `test`."""
         return self.test if part == "test" else self.valid
@@ -66,20 +71,24 @@ class Split:
 
 
 def split(data: Interactions, protocol: str = "strict", seed: int = 0) -> Split:
-    """Divide a data set by one of the four protocols."""
-    if protocol not in PROTOCOLS:
+    """Divide a data set by one of the four protocols, or put everything into training."""
+    if protocol not in (*PROTOCOLS, "everything"):
         raise unknown("protocol", protocol, PROTOCOLS)
     order = _order(data, protocol, seed)
     user, item = data.user[order], data.item[order]  # by user, oldest first
     n = np.bincount(user, minlength=data.n_users)
     start = np.concatenate([[0], np.cumsum(n)])
     place = np.arange(len(user)) - start[user]
-    part = (_ratio if protocol == "ratio" else _last_two)(seed, user, item, place, n)
+    part = _PARTS[protocol](seed, user, item, place, n)
     part[n[user] < 3] = 0
 
     train, valid, test = (Ragged.of(user[part == k], item[part == k], data.n_users) for k in range(3))
     everything = union(train, valid, test)
-    negatives = {} if protocol == "ratio" else {p: _sampled(everything, data, p, seed) for p in ("valid", "test")}
+    negatives = (
+        {}
+        if protocol in ("ratio", "everything")
+        else {p: _sampled(everything, data, p, seed) for p in ("valid", "test")}
+    )
     match protocol:
         case "paper":
             barred = everything
@@ -87,7 +96,8 @@ def split(data: Interactions, protocol: str = "strict", seed: int = 0) -> Split:
             barred = union(everything, *(_as_ragged(c) for c in negatives.values()))
         case _:
             barred = train.sorted()
-    if stuck := int((barred.lengths >= data.n_items).sum()):
+    stuck = int((barred.lengths >= data.n_items).sum())
+    if stuck and protocol != "everything":  # a closed form draws none
         raise UserError(
             f"protocol '{protocol}' leaves {stuck:,} of the {data.n_users:,} users of {data.name} no item to draw as "
             f"a negative: it has only {data.n_items:,} items; use --protocol strict, or data with more items"
@@ -133,6 +143,14 @@ def _ratio(seed: int, user: Ints, item: Ints, place: Ints, n: Ints) -> Ints:
     n_test = np.maximum(np.round(0.2 * n), 1).astype(np.int64)
     n_valid = np.maximum(np.round(0.1 * (n - n_test)), 1).astype(np.int64)
     return np.where(rank < n_test[user], 2, np.where(rank < (n_test + n_valid)[user], 1, 0))
+
+
+def _all(seed: int, user: Ints, item: Ints, place: Ints, n: Ints) -> Ints:
+    """Nothing is withheld."""
+    return np.zeros_like(place)
+
+
+_PARTS = {"strict": _last_two, "paper": _last_two, "symmetric": _last_two, "ratio": _ratio, "everything": _all}
 
 
 def _sampled(everything: Ragged, data: Interactions, part: str, seed: int) -> Ints:

@@ -30,11 +30,11 @@ class Standing:
     failed: int = 0
     reason: str = ""  # the last refusal, or why the node waits
     strikes: int = 0  # times in a row that it did not answer
+    took: float = 0.0  # seconds of its last answer
 
     def __post_init__(self) -> None:
         self.node = -1  # of the link
         self.rests = 0.0  # until then it is not asked, on the monotonic clock
-        self.took = 0.0  # seconds of its last answer
 
 
 @dataclass
@@ -49,6 +49,7 @@ class Board:
     quorum: bool = False  # whether enough nodes are there for a round
     needs: str = ""  # what a quorum is
     rejected: dict[str, int] = field(default_factory=dict)  # addresses without a key that is known -> requests
+    sums: dict[str, int] = field(default_factory=dict)  # the last secure sum: its round, nodes asked and survived
     certificate_days: int | None = None  # until the first of the certificates ends
 
     def __post_init__(self) -> None:
@@ -69,6 +70,14 @@ class Board:
                 one.up = one.node in there
                 if one.up:
                     one.last_seen = time.time()
+
+    def rename(self, before: str, name: str) -> None:
+        """A node has said who it is: what it was sent until then is its own."""
+        with self._lock:
+            old = self.nodes.pop(before, None)
+        if old is not None:
+            one = self.of(name)
+            one.bytes_up, one.bytes_down = one.bytes_up + old.bytes_up, one.bytes_down + old.bytes_down
 
     def answered(self, name: str, seconds: float) -> None:
         """A node did what it was asked."""
@@ -108,7 +117,7 @@ class Board:
 
     def take(self, before: Mapping[str, Any]) -> None:
         """Go on counting where an earlier server of this run stopped."""
-        known = set(Standing.__dataclass_fields__) - {"up", "strikes"}
+        known = set(Standing.__dataclass_fields__) - {"up", "strikes", "took"}
         found = before.get("nodes")
         for name, values in found.items() if isinstance(found, dict) else ():
             if isinstance(values, dict):

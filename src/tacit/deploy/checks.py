@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from tacit.core.bounds import TYPICAL, made_up, made_up_upload, overweight
+from tacit.core.bounds import TYPICAL, heaviest, made_up, made_up_upload, overweight
 from tacit.core.capabilities import Telling
 from tacit.core.fleet import Protection
 from tacit.core.method import Method
@@ -70,15 +70,17 @@ def checked(
     return up
 
 
-def plausible(up: Payload, down: Payload, clients: int, users: int, n_items: int, max_norm: float = 0.0) -> None:
+def plausible(up: Payload, down: Payload, like: Payload, sizes: Tensor, max_norm: float = 0.0) -> None:
     """Refuse a secure sum that honest clients could not have given: what can be checked where no summand is seen.
 
-    A weighted mean is within a client's own bound; a plain sum within that of all of them.
+    A weighted mean is within a client's own bound; a plain sum within that of all of them. Together clients weigh no
+    more than each of them may; `sizes` (C,) are the interactions that they announced.
     """
     mean = "weight" in up
+    most = float(heaviest(like, sizes).sum()) * (1 + 1e-6) if mean else 0.0
     for name, field in up.fields.items():
         sent = down.fields.get(name) if mean else None
-        _check_values(name, field, sent, 1, max_norm, float(users * n_items), 1 if mean else clients)
+        _check_values(name, field, sent, 1, max_norm, most, 1 if mean else len(sizes))
 
 
 def _check_form(name: str, field: Field, like: Field) -> None:

@@ -74,7 +74,7 @@ class FlowerFleet(Gathering):
                 continue
             parts[node] = Part(place, member, self.method.downlink(server, own))
         if self.job.secure and (layout := Layout(self.method, like, self.method.downlink(server, ids[:1]))).length:
-            uploads = self._sum(parts, layout, len(ids), round, traffic)
+            uploads = self._sum(parts, layout, like, len(ids), round, traffic)
         else:
             bound = self.guard.bound
             limits = limits_of(self.method, server, ids, round, self.federation, bound) if bound else None
@@ -112,7 +112,7 @@ class FlowerFleet(Gathering):
             yield up
 
     def _sum(
-        self, parts: dict[int, Part], layout: Layout, clients: int, round: int, traffic: Traffic
+        self, parts: dict[int, Part], layout: Layout, like: Payload, clients: int, round: int, traffic: Traffic
     ) -> Iterator[Payload]:
         """One upload of everybody: a node sums over its own clients, and the nodes' sums are opened together alone.
 
@@ -166,11 +166,12 @@ class FlowerFleet(Gathering):
                 raise TooFew(f"round {round}: {error}") from error
             leave_out(self.method, round, error)
             return
+        self.board.sums = {"round": round, "asked": len(nodes), "survived": len(server.summed)}
         up = layout.everybody(total)
         summed = [(part, packet) for part, packet in trained if part.place in server.summed]
-        most = sum(len(p.down.ids) * (p.member.users if self.job.together else 1) for p, _ in summed)
+        sizes = torch.from_numpy(self.federation.sizes[torch.cat([part.down.ids for part, _ in summed]).numpy()])
         try:
-            plausible(up, summed[0][0].down, clients, most, self.federation.n_items, self.terms.max_norm)
+            plausible(up, summed[0][0].down, like, sizes, self.terms.max_norm)
         except Refused as error:
             self.count.refused += 1
             log.warning("round %d: the sum of %d nodes is refused: %s", round, len(summed), error)

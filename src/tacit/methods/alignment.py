@@ -13,6 +13,7 @@ from tacit import rng
 from tacit.core.objective import gradient_by
 from tacit.core.payload import State
 from tacit.core.scorers import affine_step
+from tacit.core.settings import Positive, Weight, Whole
 from tacit.data.cohort import Batch, Cohort
 from tacit.methods.pfedrec import PFedRec
 
@@ -29,10 +30,10 @@ class Aligned(PFedRec):
     gradient where `smooth` is off; where it is on, every row moves a little instead of few rows far.
     """
 
-    strength: float = 0.1  # λ
-    temperature: float = 0.1  # τ
-    base_temperature: float = 0.5  # τ_base
-    anchors: int = 0
+    strength: Weight = 0.1  # λ
+    temperature: Positive = 0.1  # τ
+    base_temperature: Positive = 0.5  # τ_base
+    anchors: Whole = 0
     smooth: bool = False  # of the gradient from anchors; without them nothing is estimated
 
     @property

@@ -13,6 +13,7 @@ from tacit.core.cluster import kmeans
 from tacit.core.leaves import Leaves, kept
 from tacit.core.method import Moment
 from tacit.core.payload import Each, Field, Payload, Shared, State
+from tacit.core.settings import Count
 from tacit.data.cohort import Cohort, Federation
 from tacit.methods.alignment import Aligned
 
@@ -30,7 +31,7 @@ class CGFedRec(Aligned):
     table_lr: float = 1000.0  # η'
     epochs: int = 2
     init: float = 0.1
-    clusters: int = 20  # k
+    clusters: Count = 20  # k
     smooth: bool = True
     variant: Literal["c", "e", "ec", "erc"] = "c"
 

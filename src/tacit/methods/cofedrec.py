@@ -12,6 +12,7 @@ from tacit import rng
 from tacit.core.cluster import kmeans
 from tacit.core.method import Moment
 from tacit.core.payload import Each, Payload, Shared, State
+from tacit.core.settings import Count
 from tacit.data.cohort import Cohort, Federation
 from tacit.methods.alignment import Aligned
 
@@ -31,7 +32,7 @@ class CoFedRec(Aligned):
 
     epochs: int = 2
     scored_with: Literal["server", "own"] = "server"  # the group's table, where a client is in the group
-    clusters: int = 30
+    clusters: Count = 30
     strength: float = 0.005  # λ, of the contrast
     anchors: int = 16  # rows drawn a round whose denominators stand for those of all; 0: all of them
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tacit.core.payload import Each, Payload, State
+from tacit.core.settings import Amount, Count
 from tacit.core.simplex import project
 from tacit.data.cohort import Cohort
 from tacit.methods.pfedgraph import PFedGraph, gram, portions
@@ -25,9 +26,9 @@ class FedCA(PFedGraph):
 
     own: float = 0.9  # ρ, of a client's own table beside its mixture
     proximity: float = 0.0
-    similar: float = 0.3  # β
-    complementary: float = 0.3  # α
-    directions: int = 4  # k, principal directions that a client sends; at most dim of them
+    similar: Amount = 0.3  # β
+    complementary: Amount = 0.3  # α
+    directions: Count = 4  # k, principal directions that a client sends; at most dim of them
     complement: Literal["wide", "code"] = "wide"  # rewards wide angles between clients, or narrow ones as the code does
 
     name: ClassVar[str] = "fedca"

@@ -12,6 +12,7 @@ from tacit.core.leaves import Leaves, kept, named
 from tacit.core.method import Method, Moment
 from tacit.core.optim import Optimizer
 from tacit.core.payload import Each, Field, Payload, Product, Shared, State
+from tacit.core.settings import Amount, Rate, Weight, Whole, Width
 from tacit.core.trained import Phase, Trained
 from tacit.data.cohort import Batch, Cohort, Federation
 from tacit.methods.gpfedrec import GPFedRec
@@ -37,11 +38,11 @@ class FedCIA(Trained):
 
     backbone: Literal["mf", "lightgcn", "mlp", "gfcf"] = "mf"
     aggregation: Literal["collaborative", "mean", "graph", "alone"] = "collaborative"
-    rank: int = 0
-    align: float = 1.0  # how far to go towards the solution of Eq. 6
-    align_steps: int = 0  # 0: solve it; else descend so many steps
-    align_lr: float = 0.1
-    widths: tuple[int, ...] = ()
+    rank: Whole = 0
+    align: Amount = 1.0  # how far to go towards the solution of Eq. 6
+    align_steps: Whole = 0  # 0: solve it; else descend so many steps
+    align_lr: Rate = 0.1
+    widths: tuple[Width, ...] = ()
     models: tuple[Literal["mf", "lightgcn", "mlp"], ...] = ()  # in the place of one backbone
 
     dim: int = 64
@@ -52,7 +53,7 @@ class FedCIA(Trained):
     rounds: int = 30
     optimizer: Optimizer = "adam"
     init: float = 0.01
-    l2: float = 1e-3  # of the vectors in a batch
+    l2: Weight = 1e-3  # of the vectors in a batch
     weighting: Literal["size", "uniform"] = "uniform"
     scored_with: Literal["server", "own"] = "own"
 

@@ -11,6 +11,7 @@ from tacit.core.closed_form import ClosedForm
 from tacit.core.leaves import Leaves, shared
 from tacit.core.method import Moment
 from tacit.core.payload import Each, Field, Payload, Product, State
+from tacit.core.settings import Amount, Count, Whole
 from tacit.data.cohort import Cohort, Federation
 from tacit.methods.fedcia import FedCIA
 from tacit.methods.similarity import add, local_filter, truncated_product
@@ -22,10 +23,10 @@ class FedCIAFilter(ClosedForm):
 
     backbone: Literal["gfcf"] = "gfcf"
     aggregation: Literal["collaborative", "alone"] = "collaborative"
-    rank: int = 0  # of what travels; 0: whole matrices
-    beta: float = 60.0  # β, weight of the global filter
-    ideal: float = 0.3  # α, weight of the ideal low-pass filter
-    directions: int = 32  # of the ideal filter
+    rank: Whole = 0  # of what travels; 0: whole matrices
+    beta: Amount = 60.0  # β, weight of the global filter
+    ideal: Amount = 0.3  # α, weight of the ideal low-pass filter
+    directions: Count = 32  # of the ideal filter
 
     name: ClassVar[str] = "fedcia-gfcf"
     paper: ClassVar[str] = FedCIA.paper

@@ -14,6 +14,7 @@ from tacit.core.optim import Optimizer
 from tacit.core.payload import State
 from tacit.core.perceptron import chosen_pairs, every_pair, through
 from tacit.core.scorers import put, take
+from tacit.core.settings import Width
 from tacit.core.trained import Trained
 from tacit.data.cohort import Batch, Federation
 
@@ -27,7 +28,7 @@ class FedNCF(Trained):
     epochs: int = 1
     optimizer: Optimizer = "sgd"
     init: float = 0.1
-    layers: tuple[int, ...] = (32, 16, 8)  # widths behind the input of 2d
+    layers: tuple[Width, ...] = (32, 16, 8)  # widths behind the input of 2d
 
     name: ClassVar[str] = "fedncf"
     paper: ClassVar[str] = "Perifanis and Efraimidis 2022"

@@ -12,6 +12,7 @@ from tacit.core.leaves import Leaves, private
 from tacit.core.objective import gradient_by
 from tacit.core.payload import Payload, State
 from tacit.core.scorers import row_slope
+from tacit.core.settings import Amount, Decay, Weight
 from tacit.core.trained import Phase
 from tacit.data.cohort import Batch, Cohort, Federation
 from tacit.methods.pfedrec import PFedRec
@@ -30,14 +31,14 @@ class FedRAP(PFedRec):
 
     lr: float = 1e-4  # of the head
     table_lr: float = 1000.0  # of both tables in the public code
-    personal_lr: float = 0.0  # of D alone; 0: the same as C's
+    personal_lr: Amount = 0.0  # of D alone; 0: the same as C's
     epochs: int = 10
     batch: int = 2048
-    independence: float = 0.001
-    sparsity: float = 1e-3
+    independence: Weight = 0.001
+    sparsity: Weight = 1e-3
     anneal: bool = True  # λ_a = λ·tanh(a / 10) and μ_a likewise; the public code has it, and does not use it
-    step_decay: float = 0.95  # of the rates, a step
-    round_decay: float = 0.97  # and a round
+    step_decay: Decay = 0.95  # of the rates, a step
+    round_decay: Decay = 0.97  # and a round
     scored_with: Literal["server", "own"] = "server"
 
     name: ClassVar[str] = "fedrap"

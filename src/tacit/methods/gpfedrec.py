@@ -13,6 +13,7 @@ from tacit.core.leaves import Leaves, private
 from tacit.core.method import Moment, spread
 from tacit.core.objective import gradient_by
 from tacit.core.payload import Each, Field, Payload, Rows, Shared, State
+from tacit.core.settings import Amount, Weight, Whole
 from tacit.core.trained import Phase, Trained
 from tacit.data.cohort import Batch, Cohort, Federation
 from tacit.methods.fedncf import FedNCF
@@ -32,13 +33,13 @@ class GPFedRec(FedNCF):
 
     dim: int = 32
     lr: float = 0.1  # of the perceptron
-    user_lr: float = 7.9  # these rates are the public code's: 0.1 · (80 − 1), and 0.1 · 80 · M for 1682 items
+    user_lr: Amount = 7.9  # these rates are the public code's: 0.1 · (80 − 1), and 0.1 · 80 · M for 1682 items
     table_lr: float = 13456.0
-    guidance: float = 1.0
+    guidance: Weight = 1.0
     graph: Literal["similar", "dissimilar"] = "similar"  # the paper's neighbours, and those the public code takes
-    neighbourhood: int = 0  # so many neighbours; 0: all whose closeness is above the mean
-    threshold: float = 1.0  # times the mean
-    hops: int = 1
+    neighbourhood: Whole = 0  # so many neighbours; 0: all whose closeness is above the mean
+    threshold: Amount = 1.0  # times the mean
+    hops: Whole = 1
     init: float = 1.0
     scored_with: Literal["server", "own"] = "own"
     weighting: Literal["size", "uniform"] = "uniform"

@@ -14,6 +14,7 @@ from tacit.core.method import Method, Moment
 from tacit.core.objective import gradient_by
 from tacit.core.optim import Stacked
 from tacit.core.payload import Few, Payload, Rows, State
+from tacit.core.settings import Count, Rate, Weight, Whole
 from tacit.data.cohort import Batch, Cohort, Federation
 from tacit.methods.nested import Nested
 
@@ -31,12 +32,12 @@ class HeteFedRec(Nested):
 
     variant: Literal["hete", "small", "large", "exclusive", "standalone", "clustered", "direct"] = "hete"
     dual: bool = True  # unified dual-task learning: a client trains the narrower models on its first columns, too
-    decorrelation: float = 0.01  # α of Eq. 14, against mean losses; 0: without
+    decorrelation: Weight = 0.01  # α of Eq. 14, against mean losses; 0: without
     decorrelated: Literal["touched", "all"] = "touched"  # the rows that Eq. 13 moves; it looks at all either way
     distillation: bool = True  # relation-based ensemble self-distillation
-    distil_items: int = 256  # |V_kd|, drawn anew every round
-    distil_lr: float = 0.001  # of the server's Adam
-    distil_steps: int = 1
+    distil_items: Count = 256  # |V_kd|, drawn anew every round
+    distil_lr: Rate = 0.001  # of the server's Adam
+    distil_steps: Whole = 1
 
     name: ClassVar[str] = "hetefedrec"
     paper: ClassVar[str] = "Yuan et al. 2024, HeteFedRec"

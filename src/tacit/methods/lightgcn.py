@@ -11,6 +11,7 @@ from torch import Tensor
 from tacit.core.optim import Optimizer
 from tacit.core.payload import Payload, State
 from tacit.core.scorers import dot, pick
+from tacit.core.settings import Amount, Weight, Whole
 from tacit.core.trained import Phase, Trained
 from tacit.data.cohort import Batch, Cohort
 
@@ -36,10 +37,10 @@ class FedLightGCN(Trained):
     epochs: int = 1
     optimizer: Optimizer = "sgd"
     init: float = 0.1
-    layers: int = 1  # K
+    layers: Whole = 1  # K
     objective: Literal["bpr", "bce"] = "bpr"
-    l2: float = 1e-4  # λ of the layer-0 vectors in a batch
-    elsewhere: float = 100.0  # interactions an item is taken to have with users of other clients
+    l2: Weight = 1e-4  # λ of the layer-0 vectors in a batch
+    elsewhere: Amount = 100.0  # interactions an item is taken to have with users of other clients
 
     name: ClassVar[str] = "fedlightgcn"
     paper: ClassVar[str] = "He et al. 2020, federated as FedCIA compares with"

@@ -9,6 +9,7 @@ from torch import Tensor
 from tacit.core.leaves import Leaves, kept
 from tacit.core.method import Moment
 from tacit.core.payload import Field, Payload, Rows, State, rows_of
+from tacit.core.settings import Whole
 from tacit.data.cohort import Cohort, Federation
 from tacit.methods.fedmf import FedMF
 
@@ -21,7 +22,7 @@ class LocalMF(FedMF):
     (PFedCLR, Sec. 1 and App. D.1); 0 means never.
     """
 
-    aggregate_from: int = 0
+    aggregate_from: Whole = 0
 
     name: ClassVar[str] = "localmf"
     paper: ClassVar[str] = "the floor of every federation; PFedCLR's 'LT w/o GA'"

@@ -13,6 +13,7 @@ from torch import Tensor
 from tacit.core.method import Moment, spread
 from tacit.core.optim import Optimizer, adam
 from tacit.core.payload import Cut, Each, Few, Payload, Rows, State
+from tacit.core.settings import Amount, Rate
 from tacit.data.cohort import Cohort, Federation
 from tacit.errors import UserError, unknown
 from tacit.methods.nested_model import NestedModel
@@ -25,11 +26,11 @@ class Nested(NestedModel):
     Symbols: V_a -> items_0, items_1, … on the server and items on a client; theta holds all Θ_a side by side.
     """
 
-    ratio: tuple[float, ...] = (5, 3, 2)  # of the groups' numbers of clients, those with few interactions first
+    ratio: tuple[Amount, ...] = (5, 3, 2)  # of the groups' numbers of clients, those with few interactions first
     classes: tuple[str, ...] = ("small", "medium", "large")  # what a column `group` in the data calls the groups
     variant: Literal["hete", "small", "large", "exclusive", "standalone", "clustered", "direct"] = "direct"
     server: Optimizer = "adam"  # what takes the sums of Eq. 8 and 15 for a gradient; sgd at rate 1 adds them
-    server_lr: float = 0.03
+    server_lr: Rate = 0.03
     fraction: float = 256  # clients a round
     traverse: bool = True
 

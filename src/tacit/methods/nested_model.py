@@ -15,6 +15,7 @@ from tacit.core.optim import Optimizer
 from tacit.core.payload import State
 from tacit.core.perceptron import chosen_pairs, every_pair, through
 from tacit.core.scorers import pair_bce, pick, put, row_bce, take
+from tacit.core.settings import Amount, Fraction, Whole, Width
 from tacit.core.trained import Phase, Trained
 from tacit.data.cohort import Batch, Cohort
 from tacit.errors import UserError
@@ -28,17 +29,17 @@ class NestedModel(Trained):
     Symbols: N_a -> widths, V_a -> items, Θ_a -> a stretch of theta.
     """
 
-    widths: tuple[int, ...] = (8, 16, 32)  # N_s, N_m, N_l, or as many as there are groups
+    widths: tuple[Width, ...] = (8, 16, 32)  # N_s, N_m, N_l, or as many as there are groups
     backbone: Literal["ncf", "lightgcn"] = "ncf"
-    layers: tuple[int, ...] = (8, 8)  # behind the input of 2 N_a
-    leak: float = 0.1  # slope of their units below zero; 0: ReLU, which can leave a user's best items with one score
-    propagations: int = 1  # of lightgcn
-    elsewhere: float = 100.0  # of lightgcn: interactions an item is taken to have with other clients
+    layers: tuple[Width, ...] = (8, 8)  # behind the input of 2 N_a
+    leak: Fraction = 0.1  # slope of their units below zero; 0: ReLU, under which a user's best items can be even
+    propagations: Whole = 1  # of lightgcn
+    elsewhere: Amount = 100.0  # of lightgcn: interactions an item is taken to have with other clients
 
     dim: int = 0  # follows from the widths
     lr: float = 1.0
     table_lr: float = 1.0
-    theta_lr: float = 0.1  # of the perceptrons, whose inputs are long: ten times as much diverges; 0: the same as lr
+    theta_lr: Amount = 0.1  # of the perceptrons, whose inputs are long: ten times as much diverges; 0: the same as lr
     epochs: int = 1
     optimizer: Optimizer = "sgd"
     init: float = 0.1
@@ -52,8 +53,6 @@ class NestedModel(Trained):
             raise UserError(f"widths={self.widths} is invalid for {self.name}: they must grow, as in 8,16,32")
         if self.dim not in (0, self.sizes[-1]):
             raise UserError(f"dim={self.dim} is invalid for {self.name}: widths says how wide its tables are")
-        if not 0 <= self.leak < 1:
-            raise UserError(f"leak={self.leak} is invalid for {self.name}: a slope of 0 (ReLU) or more, below 1")
         if self.weighting != "uniform" or self.scored_with != "server":
             raise UserError(
                 f"{self.name} adds updates up and ranks with the server's tables: no weighting, no own ones"

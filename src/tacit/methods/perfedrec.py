@@ -12,6 +12,7 @@ from tacit.core.cluster import kmeans
 from tacit.core.leaves import Leaves, kept
 from tacit.core.method import Moment
 from tacit.core.payload import Each, Payload, Rows, Shared, State
+from tacit.core.settings import Count, Share
 from tacit.data.cohort import Cohort, Federation
 from tacit.methods.lightgcn import FedLightGCN
 
@@ -26,10 +27,10 @@ class PerFedRec(FedLightGCN):
     Departures: docs/decisions/0010-perfedrec.md.
     """
 
-    clusters: int = 5  # K
-    own: float = 1 / 3  # the three weights; a client that has not trained yet has its start for its own
-    near: float = 1 / 3
-    wide: float = 1 / 3
+    clusters: Count = 5  # K
+    own: Share = 1 / 3  # the three weights; a client that has not trained yet has its start for its own
+    near: Share = 1 / 3
+    wide: Share = 1 / 3
     start: Literal["cluster", "global"] = "global"  # the table that training starts from
     weighting: Literal["size", "uniform"] = "uniform"
     scored_with: Literal["server", "own"] = "own"

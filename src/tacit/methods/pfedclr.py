@@ -13,6 +13,7 @@ from tacit.core.objective import gradient_by
 from tacit.core.optim import Optimizer
 from tacit.core.payload import State
 from tacit.core.scorers import row_slope
+from tacit.core.settings import Rate, Width
 from tacit.core.trained import Phase, Trained
 from tacit.data.cohort import Batch, Federation
 
@@ -27,8 +28,8 @@ class PFedCLR(Trained):
     matrix that adapts the server's table). Departures from the paper: docs/decisions/0005-pfedclr.md.
     """
 
-    rank: int = 2  # r, Sec. 5.4
-    buffer_lr: float = 0.01  # β, App. D.6
+    rank: Width = 2  # r, Sec. 5.4
+    buffer_lr: Rate = 0.01  # β, App. D.6
     variant: Literal["clr", "cf", "af"] = "clr"
     fraction: float = 0.6
     optimizer: Optimizer = "adam"

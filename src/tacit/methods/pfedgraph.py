@@ -14,6 +14,7 @@ from tacit.core.objective import gradient_by
 from tacit.core.payload import Each, Payload, State
 from tacit.core.rounds import round_up
 from tacit.core.scorers import inner_product_step
+from tacit.core.settings import Amount, Decay, Share
 from tacit.core.simplex import project
 from tacit.core.trained import Trained
 from tacit.data.cohort import Batch, Cohort, Federation
@@ -30,10 +31,10 @@ class PFedGraph(Trained):
     Departures from the paper: docs/decisions/0014-mixtures.md.
     """
 
-    share: float = 0.1  # of a round's clients that are mixed, with one another
-    prior: float = 0.8  # α: how strongly the weights are held to p
-    own: float = 0.0  # of a client's own table, beside its mixture
-    proximity: float = 0.01  # λ, of the cosine to the table that training starts from
+    share: Decay = 0.1  # of a round's clients that are mixed, with one another
+    prior: Amount = 0.8  # α: how strongly the weights are held to p
+    own: Share = 0.0  # of a client's own table, beside its mixture
+    proximity: Amount = 0.01  # λ, of the cosine to the table that training starts from
 
     name: ClassVar[str] = "pfedgraph"
     paper: ClassVar[str] = "Ye et al. 2023, over FedMF as PFedCLR compares with it"

@@ -17,6 +17,7 @@ from tacit.core.method import Method
 from tacit.core.objective import Loss, Value, by_autograd, gradient_of
 from tacit.core.payload import Each, Field, Payload, Rows, State, rows_of
 from tacit.core.plug import Plug
+from tacit.core.settings import Decay, Positive, Rate, Weight, Whole
 from tacit.core.trained import Phase, Trained
 from tacit.data.cohort import Batch, Cohort, Federation
 from tacit.methods.regularisers import (
@@ -47,14 +48,14 @@ class PLGC(Plug, Backbone):
     paper is silent: docs/decisions/0017-plgc.md.
     """
 
-    plgc_beta: float = 0.1  # β of Eq. 22
-    plgc_gamma: float = 0.005  # γ of Eq. 19
-    plgc_lr: float = 0.1  # of projector and predictor
-    plgc_decay: float = 1.0  # of all rates, per local step
+    plgc_beta: Weight = 0.1  # β of Eq. 22
+    plgc_gamma: Weight = 0.005  # γ of Eq. 19
+    plgc_lr: Rate = 0.1  # of projector and predictor
+    plgc_decay: Decay = 1.0  # of all rates, per local step
     plgc_mixing: bool = True  # dLGM of Table IV; without it the backbone starts from the server's table as ever
     plgc_regulariser: Literal["err", "au", "duorec", "feddecorr", "none"] = "err"  # Table III; none: dLGM alone
-    plgc_every: int = 5  # the regulariser acts once in so many local epochs, with more weight; 0: in every batch
-    plgc_temperature: float = 0.2  # τ of DuoRec
+    plgc_every: Whole = 5  # the regulariser acts once in so many local epochs, with more weight; 0: in every batch
+    plgc_temperature: Positive = 0.2  # τ of DuoRec
 
     name: ClassVar[str] = "plgc"
 

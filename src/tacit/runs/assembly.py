@@ -1,6 +1,7 @@
 """From a configuration to the parts of a run: method, federation, mechanism, plan and what run.json says of them."""
 
 import dataclasses
+import os
 import platform
 from datetime import datetime
 from importlib.metadata import version
@@ -13,11 +14,13 @@ from tacit.config import RunConfig, build
 from tacit.core.capabilities import Fitting, Sharing
 from tacit.core.closed_form import ClosedForm
 from tacit.core.fleet import SimulatedFleet, Traffic
+from tacit.core.memory import installed, needed
 from tacit.core.method import Method
 from tacit.core.rounds import Plan, participation, participation_of, sample
 from tacit.core.trained import Trained
 from tacit.data.cohort import Federation
 from tacit.data.downloads import Progress as DownloadProgress
+from tacit.data.interactions import Interactions
 from tacit.data.ragged import Ragged
 from tacit.data.sources import load
 from tacit.data.splits import Split, split
@@ -34,6 +37,9 @@ Protecting: TypeAlias = Mechanism | SharedGaussian
 def method_of(asked: RunConfig) -> Method:
     """The method with its settings; one that cannot do what was asked is refused."""
     method = build(find(asked.method), asked.settings)
+    twice = asked.settings.get("rounds")
+    if None not in (twice, asked.rounds) and str(twice) != str(asked.rounds):
+        raise UserError(f"rounds is given twice, --rounds {asked.rounds} and --set rounds={twice}; leave one out")
     if asked.secure:
         check_sum(method)
         method = method.with_shared_noise() if isinstance(method, Sharing) else method
@@ -50,11 +56,41 @@ def fitted(method: Method, n_items: int, ordered: bool) -> tuple[Method, str]:
     return method.fitted(n_items, ordered) if isinstance(method, Fitting) else (method, "")
 
 
-def check(asked: RunConfig) -> None:
+def check(asked: RunConfig, own: Interactions | None = None) -> None:
     """Refuse before anything runs what would be refused at its start."""
     method = method_of(asked)
     if asked.ldp is not None or asked.dp is not None:
-        mechanism_of(asked, method, federation_of(asked, method, None))
+        mechanism_of(asked, method, federation_of(asked, method, None, own))
+
+
+def check_memory(asked: RunConfig, method: Method, federation: Federation) -> None:
+    """Refuse what this machine has no room for."""
+    there = installed()
+    if there is None:
+        return
+    takes = needed(method, federation, asked.chunk, asked.threads or os.cpu_count() or 1)
+    total = takes.total - (takes.clients if asked.mapped else 0)
+    if total <= there:
+        return
+    if takes.clients > takes.work and not asked.mapped:
+        way = "--mapped keeps its clients' state on disk"
+    elif takes.work > takes.server:
+        way = "fewer negatives, a smaller dim or --threads 1 need less"
+    else:
+        way = "a smaller dim or fewer items (--min-interactions) need less"
+    raise UserError(
+        f"{asked.method} on {asked.data} with these settings would take about {total / 1e9:,.0f} GB of memory, and "
+        f"this machine has {there / 1e9:,.0f} GB; {way}"
+    )
+
+
+def idle(asked: RunConfig, method: Method) -> str:
+    """What was asked for and has no effect; empty: everything has."""
+    own = method.length(asked.rounds)
+    if asked.rounds not in (None, own):
+        many = f"{own} rounds" if own > 1 else "one round"
+        return f"{asked.method} has {many} of its own, one for each solution it tries: rounds={asked.rounds} is ignored"
+    return ""
 
 
 def plan_of(asked: RunConfig, method: Method) -> Plan:
@@ -66,14 +102,16 @@ def plan_of(asked: RunConfig, method: Method) -> Plan:
         seed=asked.seed,
         **participation_of(method),
         select=asked.select,
-        evaluate_every=rounds if unchosen else asked.evaluate_every,
+        evaluate_every=0 if asked.protocol == "everything" else rounds if unchosen else asked.evaluate_every,
         patience=asked.patience,
     )
 
 
-def federation_of(asked: RunConfig, method: Method, progress: DownloadProgress | None) -> Federation:
-    """The data set, split and handed out to its clients."""
-    data = load(asked.data, asked.min_interactions, progress)
+def federation_of(
+    asked: RunConfig, method: Method, progress: DownloadProgress | None, own: Interactions | None = None
+) -> Federation:
+    """The data set, or `own` data in its place, split and handed out to its clients."""
+    data = load(asked.data, asked.min_interactions, progress) if own is None else own
     if asked.clients > data.n_users and not method.pooled:
         raise UserError(f"clients={asked.clients} is more than the {data.n_users:,} users of {data.name}")
     return clients_of(asked, method, split(data, asked.protocol, asked.seed))

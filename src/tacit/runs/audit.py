@@ -5,7 +5,8 @@ to the method's aggregation: behind the mechanism that protects it, and as a sum
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,12 @@ from tacit.privacy.secure_fleet import SecureFleet, check_sum
 from tacit.privacy.secure_sum import honest
 from tacit.privacy.shared_noise import SharedGaussian
 from tacit.runs.assembly import mechanism_of
+from tacit.runs.files import append, to_json
 from tacit.runs.run import Run, client_store, reopen
 
 STARTS = ("last", "best", "start")
+
+FILE = "audit.jsonl"
 
 POPULARITY = "popularity"  # the reference: the same guess for everybody
 
@@ -47,6 +51,7 @@ class Audit:
     k: int
     attacks: dict[str, Success] = field(default_factory=dict)
     refused: str = ""  # why there is nothing to see
+    folder: str = ""  # of the run
 
 
 def audit(
@@ -72,9 +77,15 @@ def audit(
         ids = sample(everyone, clients, run.config.seed, 0) if 1 < clients < everyone else torch.arange(everyone)
         if (place := (run.config.data, run.config.protocol, run.config.seed)) not in known:
             known.add(place)
-            yield _popularity(run, ids, k)
+            yield replace(_popularity(run, ids, k), folder=str(folder))
         for options in ({}, *protections):
-            yield _under(run, options, ids, rounds, k, start)
+            yield replace(_under(run, options, ids, rounds, k, start), folder=str(folder))
+
+
+def write_down(found: Audit) -> None:
+    """Beside the run, for whoever draws it; where nothing can be written the audit is still one."""
+    with suppress(UserError):
+        append(Path(found.folder) / FILE, to_json(asdict(found)))
 
 
 def _under(run: Run, options: dict[str, Any], ids: Tensor, rounds: int, k: int, start: str) -> Audit:

@@ -19,6 +19,7 @@ from tacit.evaluation import metrics
 from tacit.methods import find
 from tacit.runs.compare import is_of, once
 from tacit.runs.folder import RunFolder
+from tacit.runs.published import located
 from tacit.runs.run import Summary, Watch
 
 Kind = Literal["valid", "test", "sampled"]
@@ -130,7 +131,8 @@ class Cell:
 
 
 def read(path: Path) -> Experiment:
-    """An experiment file, checked down to the settings of every method before anything runs."""
+    """An experiment by its file or name, checked down to the settings of every method before anything runs."""
+    path = located(path)
     try:
         made = Experiment(**tomllib.loads(path.read_text()))
     except OSError as error:
@@ -152,6 +154,21 @@ def read(path: Path) -> Experiment:
                 raise UserError(f"{path}: '{line.label}' speaks of data set '{name}', which the file does not list")
     planned(made)
     return made
+
+
+def altered(experiment: Experiment, data: Iterable[str] = (), rounds: int | None = None) -> Experiment:
+    """An experiment with further data sets, of which nothing was published, and with other rounds."""
+    listed = [place.name for place in experiment.data]
+    places = [*experiment.data, *(DataSet(name=name) for name in dict.fromkeys(data) if name not in listed)]
+    change: dict[str, Any] = {"data": places}
+    if rounds is not None:
+        change |= {"options": experiment.options | {"rounds": rounds}, "settings": _without(experiment.settings)}
+        for name, parts in (("data", places), ("run", experiment.run)):
+            change[name] = [
+                part.model_copy(update={"options": _without(part.options), "settings": _without(part.settings)})
+                for part in parts
+            ]
+    return experiment.model_copy(update=change)
 
 
 def rows(experiment: Experiment) -> list[tuple[str, Line, dict[str, Any], int | None]]:
@@ -335,6 +352,10 @@ def _one_table(experiment: Experiment, data: str, found: dict[tuple[str, str, st
 def _published(figures: list[tuple[str, float]]) -> str:
     """What papers print of one metric, each with its source."""
     return ", ".join(f"{_number(value)} {source}".strip() for source, value in figures) or "–"
+
+
+def _without(options: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key != "rounds"}
 
 
 def _asked(label: str, wanted: list[str]) -> bool:

@@ -129,10 +129,15 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Replace a text file at once."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file at once."""
     fresh = path.with_name(path.name + ".new")
     with writing(path):
-        with fresh.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with fresh.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)

@@ -1,6 +1,7 @@
 """A run's folder. `checkpoints/index.json`, replaced at once, alone says what counts: a kill leaves before or after.
 
 run.json             what was asked for: configuration, settings, versions, data fingerprint
+data.npz             the data, where they have no name of their own or the run is a model to be used
 rounds.jsonl         a line a round
 checkpoints/         round-N/server.safetensors and clients.safetensors; index.json names the last and the best.
                      After a user was forgotten or taken in, revision-N with life.json beside them
@@ -18,7 +19,10 @@ from typing import IO, Any
 
 from tacit.core.payload import State
 from tacit.core.rounds import Progress, RoundRecord
+from tacit.data import kept
+from tacit.data.interactions import Interactions
 from tacit.errors import UserError
+from tacit.runs.compact import compacted, restored
 from tacit.runs.files import (
     append,
     from_json,
@@ -27,6 +31,7 @@ from tacit.runs.files import (
     sync,
     taken,
     to_json,
+    write_bytes,
     write_json,
     write_tensors,
     write_text,
@@ -45,14 +50,16 @@ class RunFolder:
         self._lock: IO[bytes] | None = None
 
     @classmethod
-    def create(cls, path: Path, run: dict[str, Any]) -> "RunFolder":
-        """A new run, locked; refuses a folder that has anything in it."""
+    def create(cls, path: Path, run: dict[str, Any], data: Interactions | None = None) -> "RunFolder":
+        """A new run, locked, with its data where they are to be kept; refuses a folder that has anything in it."""
         folder = cls(path)
         folder._refuse_full()
         try:
             path.mkdir(parents=True, exist_ok=True)
             folder.lock()
             folder._refuse_full()  # another process may have been faster
+            if data is not None:
+                folder.keep(data)
             write_json(path / "run.json", run)
             folder.checkpoints.mkdir()
         except OSError as error:
@@ -62,7 +69,7 @@ class RunFolder:
     def _refuse_full(self) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(p.name != LOCK for p in self.path.iterdir())):
             there = (self.path / "run.json").exists()
-            hint = f"tacit resume {self.path} goes on with it" if there else "name another"
+            hint = f"tacit resume {self.path} continues it" if there else "name another"
             raise UserError(f"{self.path} is not an empty folder; {hint}")
 
     @classmethod
@@ -97,6 +104,15 @@ class RunFolder:
             self.unlock()
 
     @property
+    def data(self) -> Interactions | None:
+        """The data it keeps; None where they have a name."""
+        return kept.unpacked(self.path / kept.FILE) if (self.path / kept.FILE).exists() else None
+
+    def keep(self, data: Interactions) -> None:
+        """Keep these data, in place of others."""
+        write_bytes(self.path / kept.FILE, kept.packed(data))
+
+    @property
     def run(self) -> dict[str, Any]:
         """run.json."""
         run = self._json("run.json")
@@ -125,9 +141,12 @@ class RunFolder:
         """How often the run was revised since it was trained."""
         return int(self._index().get("revision", 0))
 
-    def finish(self, summary: dict[str, Any]) -> None:
-        """Write the result."""
+    def finish(self, summary: dict[str, Any], extensible: bool = True) -> None:
+        """Write the result; a run that can have no more rounds needs its best one alone."""
         write_json(self.path / "summary.json", summary)
+        index = self._index()
+        if index and not extensible and index["last"] != index["best"]:
+            self._count(index | {"last": index["best"]})
 
     def extend(self, rounds: int) -> None:
         """Ask for more rounds; the result goes first, so that a kill between leaves a run that can be resumed."""
@@ -183,7 +202,7 @@ class RunFolder:
         try:
             with writing(where):
                 where.mkdir(parents=True)
-                write_tensors(where / "server.safetensors", server)
+                write_tensors(where / "server.safetensors", compacted(server))
                 write_tensors(where / "clients.safetensors", clients)
                 if life is not None:
                     write_json(where / "life.json", life)
@@ -207,6 +226,15 @@ class RunFolder:
         if index and (self.checkpoints / index["best"] / "life.json").exists():
             (self.path / "life.json").unlink(missing_ok=True)
 
+    def without_checkpoint(self) -> UserError:
+        """Why a run that has no checkpoint cannot be used, and what to do."""
+        if self.summary is None:
+            return UserError(f"{self.path} has no finished round yet; tacit resume {self.path} continues it")
+        return UserError(
+            f"{self.path} is finished and its checkpoints were dropped, so only its figures are left; tacit experiment "
+            "--keep keeps them: remove this folder and run it again with --keep"
+        )
+
     def drop_checkpoints(self) -> None:
         """Keep the figures of a finished run alone."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)
@@ -220,7 +248,8 @@ class RunFolder:
         while index := self._index():
             where = self.checkpoints / index[which]
             try:
-                return read_tensors(where / "server.safetensors"), read_tensors(where / "clients.safetensors")
+                server = restored(read_tensors(where / "server.safetensors"))
+                return server, read_tensors(where / "clients.safetensors")
             except OSError as error:
                 if self._index() == index:  # else its writer has gone on to the next one meanwhile
                     again = f"remove {self.checkpoints} and tacit resume {self.path} to train it again"

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tacit.core.capabilities import Revisable
+from tacit.data import kept
 from tacit.data.imported import read_file
 from tacit.data.interactions import Interactions
 from tacit.data.ragged import Ragged
@@ -71,11 +72,20 @@ def forget(run: "Run", user_id: str) -> None:
     with _revising(run) as (method, life):
         user = run.split.data.user_index(user_id)
         if str(user_id) in life.forgotten:
+            _scrub(run.folder, user)
             raise UserError(f"user '{user_id}' is already forgotten by {run.folder.path}")
         server = method.revise(run.load_best(), run.split.train[user], np.zeros(0, dtype=np.int64))
         life.forgotten.append(str(user_id))
         life.sequences.pop(str(user_id), None)
         run.folder.revise(server, run.fleet.store.leaves, asdict(life))
+        _scrub(run.folder, user)
+
+
+def _scrub(folder: RunFolder, user: int) -> None:
+    """Remove a forgotten user's interactions from the data that a folder keeps, if it keeps any."""
+    data = folder.data
+    if data is not None and user < data.n_users and (data.user == user).any():
+        folder.keep(kept.without(data, user))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,10 @@ from tacit.runs.poison import Poisoning
 from tacit.runs.run import Recommendation, Summary
 from tacit.runs.skew_study import Group, apart, every
 
+_EQUAL = (
+    ": which of them came first is not known, and strict takes them in a seeded random order per user, so that what is "
+    "withheld is one of the latest, not always the last"
+)
 CLUSTERED = (("server", "items"), ("clients", RANKED))  # the tables whose separability is shown
 
 
@@ -304,9 +308,10 @@ def poison_remarks(found: Sequence[Poisoning]) -> list[str]:
     ]
 
 
-def recommendations(user: str, recent: Sequence[str], found: Sequence[Recommendation]) -> Table:
-    """A list for one user beside what it touched last."""
-    table = _table(f"for user {user}, who last chose {'; '.join(recent)}")
+def recommendations(user: str | None, recent: Sequence[str], found: Sequence[Recommendation]) -> Table:
+    """A list for one user, or somebody new, beside what it touched last."""
+    who = "somebody new, who has" if user is None else f"user {user}, who last chose"
+    table = _table(f"for {who} {'; '.join(recent)}")
     table.add_column("", justify="right")
     table.add_column("recommended", min_width=50)
     table.add_column("score", justify="right")
@@ -325,7 +330,8 @@ def data_figures(summary: DataSummary) -> list[str]:
         f"{summary.mean_per_user:.1f} mean, {summary.max_per_user} at most",
         "no times: splits use a seeded random order per user"
         if summary.equal_times is None
-        else f"{100 * summary.equal_times:.0f}% of neighbouring interactions share a time stamp",
+        else f"{100 * summary.equal_times:.0f}% of neighbouring interactions share a time stamp"
+        + (_EQUAL if summary.equal_times > 0.5 else ""),
         f"{summary.duplicates:,} repeated (user, item) rows folded into one",
         f"{summary.users_below_3:,} users with fewer than 3 interactions: trained on, never held out",
         "",

@@ -1,7 +1,7 @@
 """Start, resume and read runs: what the command line and Python both call."""
 
 import dataclasses
-import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,20 +19,25 @@ from tacit.core.method import Method
 from tacit.core.payload import State
 from tacit.core.rounds import Plan, Progress, federate, sample
 from tacit.core.store import ClientStore
+from tacit.core.workers import torch_threads
 from tacit.data.cohort import Federation
 from tacit.data.downloads import Progress as DownloadProgress
+from tacit.data.frames import kind_of, named
+from tacit.data.interactions import Interactions
 from tacit.data.splits import Split
 from tacit.errors import UserError
 from tacit.evaluation.metrics import Metrics, all_of
-from tacit.evaluation.protocol import Evaluator, by_activity, gap
+from tacit.evaluation.protocol import Evaluator, Result, by_activity, gap
 from tacit.methods import find
 from tacit.privacy.secure_fleet import SecureFleet
 from tacit.runs.assembly import (
     Protecting,
+    check_memory,
     clients_of,
     description,
     federation_of,
     fitted,
+    idle,
     mechanism_of,
     method_of,
     plan_of,
@@ -43,7 +48,7 @@ from tacit.runs.life import Life
 from tacit.runs.saving import Saver
 from tacit.runs.summary import Summary, clock, summarise
 
-__all__ = ["Recommendation", "Run", "Summary", "Watch", "recommend", "reopen", "resume", "run", "start"]
+__all__ = ["Recommendation", "Run", "Summary", "Watch", "reopen", "resume", "run", "start"]
 
 Watch = Callable[[Progress, Plan], None]  # told of every finished round
 
@@ -71,13 +76,15 @@ class Run:
     mechanism: Protecting | None = None
     revision: int = 0  # of the folder when it was opened
     chosen: str = ""  # what the method left to the data, said once
+    idle: str = ""  # what was asked for and has no effect, said once
 
     def go_on(self, watch: Watch | None = None) -> Summary:
         """Train from where the folder stands, then read the test set once, at the best round."""
         with self.folder.writer():
             if summary := self.folder.summary:
                 return Summary(**summary)
-            return self._go_on(watch)
+            with torch_threads(self.fleet.threads):
+                return self._go_on(watch)
 
     def _go_on(self, watch: Watch | None) -> Summary:
         self.fleet.muster()
@@ -108,7 +115,9 @@ class Run:
         saver.save(progress)
         best = self._at_best(progress)
         activity = by_activity(self.split)
-        test = evaluator(self.fleet.scores(best, "test"), "test", activity | self.groups())
+        test = Result({})
+        if self.split.evaluates:
+            test = evaluator(self.fleet.scores(best, "test"), "test", activity | self.groups())
         everyone, to_rank = self.fleet.federation.n_clients, self.bytes_to_rank(best)
         moved = sum(r.bytes_down for r in progress.history)
         # a closed form's clients have what they rank with after all rounds: everybody downloads it once
@@ -131,7 +140,7 @@ class Run:
             bytes_kept=self.bytes_kept(),
             gap=gap([test.groups[name] for name in activity]),
         )
-        self.folder.finish(dataclasses.asdict(summary))
+        self.folder.finish(dataclasses.asdict(summary), extensible=not isinstance(self.method, ClosedForm))
         return summary
 
     def _at_best(self, progress: Progress) -> State:
@@ -151,7 +160,7 @@ class Run:
         """Bring server and clients to the best checkpoint; gives the server's state."""
         found = self.folder.load("best")
         if found is None:
-            raise UserError(f"{self.folder.path} has no finished round yet; tacit resume goes on with it")
+            raise self.folder.without_checkpoint()
         server, clients = found
         self.fleet.store.load(clients)
         return server
@@ -191,38 +200,36 @@ class Run:
                 out[name] = {"clients": len(ids), "down": down.nbytes(), "up": up.nbytes()}
         return out
 
-    def recommend(self, user_id: str, k: int = 10) -> list[Recommendation]:
-        """The k best items the user has not touched, as its own device would rank them."""
-        data = self.split.data
-        user = data.user_index(user_id)
-        if not len(self.split.train[user]):
-            raise UserError(f"{self.folder.path} knows nothing of user '{user_id}': it was forgotten")
-        scores = self.fleet.scores_of(self.load_best(), user, "test").clone()
-        scores[torch.from_numpy(self.split.known("test")[user])] = -math.inf
-        value, item = scores.topk(min(k, int((scores > -math.inf).sum())))
-        hidden = set(self.split.test[user].tolist())
-        return [
-            Recommendation(str(data.item_ids[i]), data.title(i), v, i in hidden)
-            for i, v in zip(item.tolist(), value.tolist(), strict=True)
-        ]
 
-    def recent(self, user_id: str, k: int = 5) -> list[str]:
-        """Titles of the user's latest known items, the newest first."""
-        data = self.split.data
-        user = data.user_index(user_id)
-        known = [*self.split.train[user].tolist(), *self.split.valid[user].tolist()]
-        return [data.title(i) for i in reversed(known[-k:])]
-
-
-def start(configuration: RunConfig, out: Path | None = None, progress: DownloadProgress | None = None) -> Run:
-    """Make the folder of a new run and everything in it, ready to go on."""
+def start(
+    configuration: RunConfig,
+    out: Path | None = None,
+    progress: DownloadProgress | None = None,
+    own: Interactions | None = None,
+    keep: bool = True,
+    **more: Any,
+) -> Run:
+    """Make the folder of a new run and everything in it, ready to go on; with `keep` its `own` data, too."""
+    if configuration.protocol == "everything":
+        raise UserError("protocol 'everything' withholds nothing to evaluate on; tacit train trains on everything")
     method = method_of(configuration)
-    federation = federation_of(configuration, method, progress)
-    divided = federation.split
-    method, chosen = fitted(method, federation.n_items, divided.data.time is not None)
-    if not divided.test.lengths.any():
+    if own is not None:
+        own = own.at_least(configuration.min_interactions)
+    federation = federation_of(configuration, method, progress, own)
+    method, chosen = fitted(method, federation.n_items, federation.split.data.time is not None)
+    if not federation.split.evaluates:
         raise UserError(f"nobody in {configuration.data} has 3 interactions or more: there is nothing to evaluate on")
+    made = begin(configuration, method, federation, out, keep and own is not None, **more)
+    return dataclasses.replace(made, chosen=chosen, idle=idle(configuration, method))
+
+
+def begin(
+    configuration: RunConfig, method: Method, federation: Federation, out: Path | None, keep: bool, **more: Any
+) -> Run:
+    """The folder of a new run, described, and the run; `more` is written down with it."""
+    check_memory(configuration, method, federation)
     mechanism = mechanism_of(configuration, method, federation)
+    divided = federation.split
     figures = {
         "users": federation.n_users,
         "items": federation.n_items,
@@ -230,9 +237,9 @@ def start(configuration: RunConfig, out: Path | None = None, progress: DownloadP
         "duplicates": divided.data.duplicates,
         "users_too_short": divided.too_short,
     }
-    written = description(configuration, method, mechanism, divided.data.fingerprint(), figures)
-    folder = RunFolder.create(out or free_folder(configuration), written)
-    return dataclasses.replace(_run(configuration, method, federation, folder, mechanism), chosen=chosen)
+    written = description(configuration, method, mechanism, divided.data.fingerprint(), figures, **more)
+    folder = RunFolder.create(out or free_folder(configuration), written, divided.data if keep else None)
+    return _run(configuration, method, federation, folder, mechanism)
 
 
 def reopen(path: Path, progress: DownloadProgress | None = None) -> Run:
@@ -241,8 +248,9 @@ def reopen(path: Path, progress: DownloadProgress | None = None) -> Run:
     revision, written = folder.revision, folder.run
     configuration = config(**written["config"])
     method = rebuild(find(configuration.method), written["settings"])
-    federation = federation_of(configuration, method, progress)
-    if federation.split.data.fingerprint() != written["fingerprint"]:
+    kept = folder.data
+    federation = federation_of(configuration, method, progress, kept)
+    if kept is None and federation.split.data.fingerprint() != written["fingerprint"]:
         raise UserError(f"the data set {configuration.data} is not the one {path} was started with; start a new run")
     life = Life.of(folder)
     if life.forgotten or life.sequences:
@@ -251,13 +259,28 @@ def reopen(path: Path, progress: DownloadProgress | None = None) -> Run:
     return dataclasses.replace(made, revision=revision)
 
 
-def run(method: str = "tally", *, out: str | Path | None = None, watch: Watch | None = None, **options: Any) -> Summary:
-    """Train and evaluate a method: `tacit.run("fedmf", data="ml-100k", protocol="strict", settings={"dim": 32})`."""
-    return start(config(method=method, **options), Path(out) if out else None).go_on(watch)
+def run(
+    method: str = "tally",
+    *,
+    data: Any = "ml-100k",
+    out: str | Path | None = None,
+    watch: Watch | None = None,
+    **options: Any,
+) -> Summary:
+    """Train and evaluate a method: `tacit.run("fedmf", data="ml-100k", protocol="strict", settings={"dim": 32})`.
+
+    `data` is a data set's name, a `tacit.Data`, or what `tacit.Data.of` takes.
+    """
+    name, own = named(data)
+    asked = config(method=method, data=name, **options)
+    started = start(asked, Path(out) if out else None, own=own, frames=kind_of(data))
+    if started.idle:
+        warnings.warn(started.idle, stacklevel=2)
+    return started.go_on(watch)
 
 
 def resume(folder: str | Path, watch: Watch | None = None, rounds: int | None = None) -> Summary:
-    """Go on with a run that was stopped; a finished one is only read, unless more `rounds` are asked for."""
+    """Resume a run that was stopped; a finished one is only read, unless more `rounds` are asked for."""
     path = Path(folder)
     if rounds is not None:
         extend(path, rounds)
@@ -289,11 +312,6 @@ def extend(path: Path, rounds: int) -> None:
         if folder.summary and done < planned:
             raise UserError(f"{path} ended after {done} rounds by its patience; start a new run without --patience")
         folder.extend(rounds)
-
-
-def recommend(folder: str | Path, user: str, k: int = 10) -> list[Recommendation]:
-    """The k best items for a user, from a run's best round."""
-    return reopen(Path(folder)).recommend(user, k)
 
 
 def free_folder(configuration: RunConfig) -> Path:

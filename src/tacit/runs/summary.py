@@ -1,7 +1,7 @@
 """The result of a run, in simulation and over nodes, and what it took."""
 
 import dataclasses
-import resource
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ from tacit.core.workers import cpu_seconds, workers_memory
 from tacit.evaluation.metrics import Metrics
 from tacit.evaluation.protocol import Result
 from tacit.runs.assembly import Protecting, stated
+from tacit.runs.compact import compacted
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def summarise(
         users_evaluated=test.users,
         settings=dataclasses.asdict(method),
         folder=str(folder),
-        bytes_server=sum(leaf.nbytes for leaf in best.values()),
+        bytes_server=sum(leaf.nbytes for leaf in compacted(best).values()),
         **stated(mechanism, cost=True),
         **measured,
     )
@@ -118,4 +119,8 @@ def peak_memory_mb() -> float:
         status = Path("/proc/self/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) / 1024
     except (OSError, IndexError):
+        try:
+            import resource
+        except ImportError:  # Windows
+            return math.nan
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

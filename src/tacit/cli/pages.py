@@ -1,0 +1,55 @@
+"""`report`, `studio` and `serve`: results and recommendations for people and programs to look at."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tacit.cli.screen import out
+
+
+def report(
+    targets: Annotated[
+        list[Path], typer.Argument(metavar="RUNS…", help="run folders, folders of runs, experiment files")
+    ],
+    page: Annotated[Path, typer.Option("--out", help="the page to write")] = Path("report.html"),
+    title: Annotated[str, typer.Option("--title", help="what stands at its head")] = "",
+) -> None:
+    """Write one page with tables, figures, settings and commands; it opens without any network."""
+    from tacit.figures import records, report
+
+    files = [path for path in targets if path.suffix == ".toml"]
+    folders = [path for path in targets if path.suffix != ".toml"]
+    shown = report.contents(records.named(folders), title) if folders else None
+    if files:
+        from tacit.figures import papers
+
+        shown = papers.beside(shown, files, title)
+    assert shown is not None
+    report.write(shown, page)
+    out.print(f"{len(shown['tables'])} tables and {len(shown['figures'])} figures → {page}")
+
+
+def studio(
+    runs: Annotated[list[Path] | None, typer.Argument(metavar="[RUNS]", help="folders of runs, or a node's")] = None,
+    host: Annotated[str, typer.Option("--host", help="address to listen on; others than this machine's are public")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option("--port", help="0: any that is free")] = 8480,
+    experiments: Annotated[Path, typer.Option("--experiments", help="files of published tables")] = Path("experiments"),
+) -> None:
+    """Show runs on a page of this machine: live, compared, explained; Ctrl-C ends it."""
+    from tacit.studio.start import start
+
+    start(runs or [Path("runs")], host, port, experiments, lambda line: out.print(line, soft_wrap=True))
+
+
+def serve(
+    folder: Annotated[Path, typer.Argument(metavar="RUN|NODE", help="a run's folder, or a node's own")],
+    host: Annotated[str, typer.Option("--host", help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="0: any that is free")] = 8481,
+) -> None:
+    """Answer applications over HTTP: lists by user or by items, reasons, batches; Ctrl-C ends it."""
+    from tacit.serving.start import start
+
+    start(folder, host, port, lambda line: out.print(line, soft_wrap=True))

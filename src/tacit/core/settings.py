@@ -1,0 +1,149 @@
+"""What a setting may be: its type and range stand beside it, as in `dim: Width = 16`, and are read here alone."""
+
+import dataclasses
+import math
+import types
+import typing
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+
+@dataclass(frozen=True)
+class Search:
+    """Where a search looks for a setting: `lr: Annotated[Rate, Search(1e-4, 1, log=True)] = 0.01`."""
+
+    low: float
+    high: float
+    log: bool = False  # try 0.01 and 0.1 as often as 0.1 and 1
+
+
+Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Width = Annotated[int, Field(ge=1, le=4096), Search(8, 128, log=True)]  # of vectors and layers
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False), Search(1e-4, 1, log=True)]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False), Search(1e-4, 1, log=True)]  # of a term in a loss
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(gt=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Probability = Annotated[float, Field(gt=0, lt=1)]
+Negatives = Annotated[int, Field(ge=0, le=10_000), Search(1, 8)]
+Epochs = Annotated[int, Field(ge=0), Search(1, 20)]
+Seed = Annotated[int, Field(ge=-1)]
+Windows = Annotated[tuple[Annotated[int, Field(ge=1, le=10_000)], ...], Field(min_length=1)]
+Counts = Annotated[tuple[Count, ...], Field(min_length=1)]
+Positives = Annotated[tuple[Positive, ...], Field(min_length=1)]
+Shares = Annotated[tuple[Share, ...], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting as its class declares it."""
+
+    name: str
+    default: Any
+    kind: Any  # its type, with the range in it
+    search: Search | None
+
+    @property
+    def limits(self) -> str:
+        """Its range in words, as in `at least 1`; empty: any value of its type."""
+        return _limits(self.kind)
+
+    @property
+    def type(self) -> str:
+        """Its type as a person writes values: `int`, `adam or sgd`, `int, …`."""
+        return _type(self.kind)
+
+    def parse(self, value: Any) -> Any:
+        """A value of its type and within its range, from text too; raises a ValueError that says what is wrong."""
+        plain = self.kind
+        while typing.get_origin(plain) is Annotated:
+            plain = typing.get_args(plain)[0]
+        if typing.get_origin(plain) is tuple:
+            if isinstance(value, int | float):
+                value = [value]
+            elif isinstance(value, str):
+                value = [part for part in value.strip("()[] ").split(",") if part.strip()]
+        elif isinstance(plain, types.UnionType) and isinstance(value, str) and value.lower() in ("none", "null"):
+            value = None
+        try:
+            return TypeAdapter(self.kind).validate_python(value)
+        except ValidationError as error:
+            raise ValueError(reason(error)) from None
+
+
+@cache
+def settings_of(cls: Any) -> dict[str, Setting]:
+    """Every setting of a method by name; a class that only gives one another default keeps its range."""
+    out = {}
+    plain = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        kind = plain[field.name]
+        for owner in cls.__mro__:
+            if field.name in vars(owner).get("__annotations__", {}):
+                ranged = typing.get_type_hints(owner, include_extras=True)[field.name]
+                if ranged != kind and typing.get_type_hints(owner)[field.name] == kind:
+                    kind = ranged
+                    break
+        default = None if field.default is dataclasses.MISSING else field.default
+        search = next((x for x in getattr(kind, "__metadata__", ()) if isinstance(x, Search)), None)
+        if search and search.log and default and not search.low <= default <= search.high:
+            around = math.sqrt(search.high / search.low)  # rates of plain SGD are far from those of Adam
+            search = Search(default / around, default * around, log=True)
+        out[field.name] = Setting(field.name, default, kind, search)
+    return out
+
+
+def reason(error: ValidationError) -> str:
+    """The first thing that is wrong with a value, in plain words."""
+    first = error.errors()[0]
+    given: dict[str, Any] = first.get("ctx", {})
+    words = {
+        "greater_than_equal": "it must be at least {ge:g}",
+        "greater_than": "it must be above {gt:g}",
+        "less_than_equal": "it must be at most {le:g}",
+        "less_than": "it must be below {lt:g}",
+        "too_short": "it needs at least {min_length} value",
+        "finite_number": "it must be a finite number",
+    }
+    if first["type"] in words:
+        return words[first["type"]].format(**given)
+    return str(first["msg"][:1].lower() + first["msg"][1:])
+
+
+def _limits(kind: Any) -> str:
+    """Of a tuple, the range of its members."""
+    infos = [x for x in getattr(kind, "__metadata__", ()) if isinstance(x, FieldInfo)]
+    return next(filter(None, [*map(_words, infos), *map(_limits, typing.get_args(kind))]), "")
+
+
+def _words(info: FieldInfo) -> str:
+    """`above 0, at most 1`."""
+    names = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    found = {name: value for m in info.metadata for name in names if (value := getattr(m, name, None)) is not None}
+    if set(found) == {"ge", "le"}:
+        return f"{_number(found['ge'])} to {_number(found['le'])}"
+    return ", ".join(f"{names[name]} {_number(value)}" for name, value in found.items())
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) and math.isfinite(value) else f"{value:g}"
+
+
+def _type(kind: Any) -> str:
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return _type(parts[0])
+    if origin is typing.Literal:
+        return " or ".join(map(str, parts))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(_type, parts))
+    if origin is tuple:
+        return ", ".join("…" if part is Ellipsis else _type(part) for part in parts)
+    return "none" if kind is type(None) else getattr(kind, "__name__", str(kind))

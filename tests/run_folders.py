@@ -1,0 +1,49 @@
+"""Run folders made up in a moment, as `tacit run` writes them."""
+
+import json
+
+METRICS = ("HR@5", "HR@10", "NDCG@5", "NDCG@10", "Recall@20", "NDCG@20", "F1@10", "MRR@10")
+SECTIONS = {"18–40 interactions": 1.2, "41–700 interactions": 0.8}
+
+
+def folder(
+    root,
+    method="fedmf",
+    protocol="strict",
+    seed=0,
+    score=0.1,
+    finished=True,
+    rounds=4,
+    data="demo",
+    epsilon=None,
+    **more,
+):
+    """A run with `score` as each of its metrics."""
+    path = root / f"{method}-{data}-{protocol}-s{seed}{''.join(f'-{k}{v}' for k, v in more.items())}"
+    path.mkdir(parents=True)
+    config = {"method": method, "data": data, "protocol": protocol, "seed": seed, "settings": more, "select": "NDCG@10"}
+    settings = {"dim": 16, "lr": 0.1} | more
+    versions = {"tacit": "0.1.0", "python": "3.11.7"}
+    run = {"config": config, "settings": settings, "versions": versions, "started": "2026-01-02T03:04:05+00:00"}
+    (path / "run.json").write_text(json.dumps(run))
+    with (path / "rounds.jsonl").open("w") as file:
+        for number in range(1, rounds + 1):
+            valid = dict.fromkeys(METRICS, score * number / rounds)
+            line = {"round": number, "seconds": 0.1, "loss": 1 / number, "valid": valid, "clients": 10}
+            file.write(json.dumps(line | {"bytes_up": 1000, "bytes_down": 2000, "epsilon": epsilon}) + "\n")
+    test = dict.fromkeys(METRICS, score)
+    summary = {
+        "method": method,
+        "data": data,
+        "protocol": protocol,
+        "seed": seed,
+        "rounds": rounds,
+        "best_round": rounds,
+    }
+    summary |= {"valid": test, "test": test, "test_sampled99": test if protocol == "strict" else None}
+    summary |= {"groups": {name: dict.fromkeys(METRICS, score * x) for name, x in SECTIONS.items()}}
+    pooled = method in ("ease", "mf")
+    summary |= {"bytes_up": 1000 * rounds, "bytes_down": 2000 * rounds, "clients": 1 if pooled else 10, "seconds": 1.5}
+    if finished:
+        (path / "summary.json").write_text(json.dumps(summary | {"epsilon": epsilon, "settings": settings}))
+    return path
