@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -113,11 +114,12 @@ def application(source: Source, hosts: tuple[str, ...]) -> Guard:
 
     @app.post("/batch", summary="Several lists; one that cannot be made has an error in its place", responses=wrong)
     async def batch(questions: Questions) -> list[dict[str, Any]]:
-        return list(await asyncio.gather(*(ranked(lambda q=q: _either(source, q)) for q in questions.requests)))
+        return list(await asyncio.gather(*(ranked(partial(_either, source, q)) for q in questions.requests)))
 
     @app.get("/health", summary="Whether it answers, and what with")
     async def health() -> dict[str, Any]:
-        return {"ok": True} | await ranked(source.about)
+        about: dict[str, Any] = await ranked(source.about)
+        return {"ok": True} | about
 
     @app.get("/metrics", summary="Counts and times for Prometheus", response_class=PlainTextResponse)
     async def metrics() -> PlainTextResponse:
