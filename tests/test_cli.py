@@ -78,7 +78,7 @@ def assert_one_sentence(result, *parts):
         (["compare", "fedmf", "--set", "dmi=1"], ["no method here has a setting 'dmi'", "fedmf"]),
         (["compare", "fedmf", "--select", "HR@1"], ["unknown metric 'HR@1'"]),
         (["run", "fedmf", "--ldp", "clip=1"], ["laplace needs either scale=", "epsilon="]),
-        (["run", "tally", "--ldp", "clip=1,scale=1"], ["tally has central differential privacy", "--set dp_noise=1"]),
+        (["run", "tally", "--ldp", "clip=1,scale=1"], ["tally has central differential privacy", "--set epsilon=8"]),
         (["compare", "fedmf", "tally", "--ldp", "clip=1,scale=1"], ["tally has central differential privacy"]),
     ],
 )

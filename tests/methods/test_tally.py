@@ -9,7 +9,7 @@ from tacit.data.cohort import Federation
 from tacit.data.ragged import Ragged
 from tacit.data.splits import split
 from tacit.errors import UserError
-from tacit.methods import tally
+from tacit.methods import large_sums, tally, tally_choice
 from tacit.methods.history_sums import steps
 from tacit.methods.references import EASE
 from tacit.methods.tally import Tally
@@ -91,10 +91,10 @@ def test_the_known_validation_item_is_input_at_test_time_only(divided):
 def test_one_upload_serves_every_candidate(divided):
     method = Tally(windows=(3,), decays=(0.9,), ridge=(0.5, 2.0), blend=(0.0, 0.5, 1.0), ease_ridge=(200.0, 50.0))
     assert method.candidates() == [
-        *((ridge, w, 200.0) for ridge in (0.5, 2.0) for w in (0.0, 0.5)),
-        *((0.5, 1.0, alone) for alone in (200.0, 50.0)),
+        *((ridge, w, 200.0, 0.0) for ridge in (0.5, 2.0) for w in (0.0, 0.5)),
+        *((0.5, 1.0, *alone) for alone in ((200.0, 0.0), (50.0, 0.0), (50.0, 0.1), (50.0, 0.3))),
     ]
-    assert method.length() == 6
+    assert method.length() == 8
     federation = Federation.of_users(divided)
     server, _ = fitted(method, federation, rounds=3)
     _, B, _ = solution([divided.train[u] for u in range(60)], method, divided.n_items, 2.0)
@@ -141,8 +141,12 @@ def revised(method, divided, changes):
     return server, sequences
 
 
+@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("blend", [0.0, 0.3, 1.0])
-def test_forgetting_and_updating_equal_retraining(divided, blend):
+def test_forgetting_and_updating_equal_retraining(divided, blend, large, monkeypatch):
+    if large:
+        monkeypatch.setattr(large_sums, "DENSE", 0)
+        monkeypatch.setattr(large_sums, "FULL", 1.0)
     method = Tally(**SMALL | {"blend": (blend,)})
     nothing = np.zeros(0, dtype=np.int64)
     grown = np.concatenate([divided.train[9], divided.valid[9], divided.test[9]])
@@ -150,7 +154,8 @@ def test_forgetting_and_updating_equal_retraining(divided, blend):
     server, sequences = revised(method, divided, changes)
     A, B, E = solution(sequences, method, divided.n_items, 1.0)
     if blend < 1:
-        np.testing.assert_allclose(server["A"].numpy(), np.tril(A), atol=1e-3)
+        assert server["A"].is_sparse == large
+        np.testing.assert_allclose(server["A"].to_dense().numpy(), np.tril(A), atol=1e-3)
         np.testing.assert_allclose(server["B"].numpy(), B, atol=1e-5)
     if blend > 0:
         np.testing.assert_allclose(server["E"].numpy(), E, atol=1e-5)
@@ -175,7 +180,8 @@ def restricted(sequences, method, n_items, ridge, inputs):
     for j in range(n_items):
         rest = np.flatnonzero(inputs != j)  # an item does not explain itself
         x = X[:, inputs[rest]]
-        E[rest, j] = np.linalg.solve(x.T @ x + method.ease_ridge[0] * np.eye(len(rest)), x.T @ X[:, j])
+        own = method.ease_ridge[0] + method.denoise[0] * x.sum(0)
+        E[rest, j] = np.linalg.solve(x.T @ x + np.diag(own), x.T @ X[:, j])
     return B, E
 
 
@@ -208,8 +214,9 @@ def test_as_many_inputs_as_items_are_the_whole(divided):
         )
 
 
-def test_forgetting_and_updating_equal_retraining_on_the_same_inputs(divided):
-    method = Tally(**SMALL, inputs=12)
+@pytest.mark.parametrize("denoise", [0.0, 0.3])
+def test_forgetting_and_updating_equal_retraining_on_the_same_inputs(divided, denoise):
+    method = Tally(**SMALL, inputs=12, denoise=(denoise,))
     server, _ = fitted(method, Federation.of_users(divided), rounds=2)
     sequences = [divided.train[u] for u in range(60)]
     grown = np.concatenate([divided.train[9], divided.valid[9], divided.test[9]])
@@ -263,13 +270,13 @@ def test_settings_fit_the_data(divided, monkeypatch):
     M = divided.n_items
     assert Tally().fitted(M, ordered=True) == (Tally(), "")
     blind, said = Tally().fitted(M, ordered=False)
-    assert (blind.blend, said) == ((1.0,), "these data have no times: item weights alone")
+    assert (blind.blend, said) == ((1.0,), "these data have no order: item weights alone")
     assert set(blind.cells([np.arange(3)], np.zeros(1, dtype=np.int64), M, many=False)) == {"G"}
-    monkeypatch.setattr(tally, "CELLS", 2 * M * M)
+    monkeypatch.setattr(tally_choice, "CELLS", 2 * M * M)
     narrow, said = Tally().fitted(M, ordered=True)
     assert 0 < narrow.inputs < M
     assert f"the {narrow.inputs} most popular" in said
-    assert narrow._sums.whole(narrow.inputs, M) <= tally.CELLS < narrow._sums.whole(narrow.inputs + 100, M)
+    assert narrow._sums.whole(narrow.inputs, M) <= tally_choice.CELLS < narrow._sums.whole(narrow.inputs + 1, M)
     assert Tally(inputs=7).fitted(M, ordered=True)[0].inputs == 7
 
 
@@ -336,8 +343,8 @@ def test_noise_has_the_stated_size_and_is_fresh_unless_seeded(divided):
     assert not np.triu(noisy["A"].numpy(), 1).any()
     assert torch.equal(noisy["C"], fitted(Tally(**settings, dp_seed=5), federation)[0]["C"])
     assert not torch.equal(noisy["C"], fitted(Tally(**settings), federation)[0]["C"])
-    assert Tally(**SMALL).epsilon(1) is None
-    assert Tally(**settings).epsilon(9) == Tally(**settings).epsilon(1) > 0
+    assert Tally(**SMALL).spent(1) is None
+    assert Tally(**settings).spent(9) == Tally(**settings).spent(1) > 0
 
 
 def test_the_planted_sequels_are_found(tmp_path):
@@ -345,5 +352,31 @@ def test_the_planted_sequels_are_found(tmp_path):
     ease = run("ease", data="demo", out=tmp_path / "ease")
     assert tally.test["NDCG@10"] > ease.test["NDCG@10"] + 0.02
     assert tally.test["HR@5"] > ease.test["HR@5"]
-    assert tally.rounds == 3 * 3 + 1
+    assert tally.rounds == 3 * 3 + 1 + 2
     assert tally.bytes_down == tally.clients * tally.bytes_to_rank > 0
+
+
+def test_what_validation_chose_is_said():
+    method = Tally(ridge=(1.0,), blend=(0.0, 0.5, 1.0), ease_ridge=(200.0, 50.0), denoise=(0.0, 0.3), inputs=3)
+    assert [method.choice(round) for round in range(2, 7)] == [
+        "the next item alone, by ridge with λ = 1",
+        "the next item by ridge with λ = 1, blended 0.5 with item weights, λ = 200",
+        "item weights alone, with λ = 200",
+        "item weights alone, with λ = 50",
+        "item weights alone, with λ = 50 and q = 0.3",
+    ]
+    assert method.chosen(6).candidates() == [(1.0, 1.0, 50.0, 0.3)]
+
+
+def test_leaving_out_items_of_a_history_adds_to_its_own_count(divided):
+    """EASE with dropout, by its expectation: λ + q · diag(G), forgotten and retrained alike."""
+    method = Tally(blend=(1.0,), ease_ridge=(20.0,), denoise=(0.5,))
+    server, sequences = revised(
+        method, divided, [(5, np.zeros(0, dtype=np.int64)), (9, divided.test[9]), (5, divided.train[5][1:])]
+    )
+    X = np.array([np.isin(np.arange(divided.n_items), items) for items in sequences]).astype(float)
+    G = X.T @ X
+    P = np.linalg.inv(G + np.diag(20 + 0.5 * G.diagonal()))
+    E = -P / P.diagonal()
+    np.fill_diagonal(E, 0)
+    np.testing.assert_allclose(server["E"].numpy(), E, atol=1e-5)

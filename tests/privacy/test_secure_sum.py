@@ -456,3 +456,14 @@ def test_566_clients_with_the_table_of_movielens(drops):
     done = simulate(ids, ((i, words[i % 8]) for i in ids), drops)
     assert np.array_equal(done.total, plain(words, [i % 8 for i in done.clients]))
     assert len(done.clients) == 566 - len(drops.get("MaskedInput", ()))
+
+
+def test_a_key_that_agrees_with_nobody_is_refused_before_others_fail_by_it():
+    server = Server(range(4))
+    clients = {i: Client(i, word) for i, word in server.invite().items()}
+    bad = replace(clients[0].advertise(), mask=bytes(32))
+    with pytest.raises(BadMessage, match="not a public key"):
+        server.keys(bad)
+    for i in (1, 2, 3):
+        server.keys(clients[i].advertise())
+    assert 0 not in server.introduce()

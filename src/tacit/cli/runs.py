@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -127,8 +128,8 @@ def train(
         sources.load(data, min_interactions, progress)
     with stopping("nothing is kept of a choice that was not finished"), rounds_bar() as watching:
         made = prepare(asked, folder, watch=watching("choosing by validation"))
-    if made.chosen:
-        out.print(f"{method}: {made.chosen}")
+    for line in filter(None, (made.chosen and f"{method}: {made.chosen}", made.idle)):
+        out.print(line)
     _finish_model(made)
 
 
@@ -144,12 +145,12 @@ def _finish_model(run: "Run") -> None:
     users = _some_users(run)
     for user in users:
         show(report.recommendations(user, model.recent(user), model.recommend(user)))
-    items = ",".join(model.owned(users[0])[:3])
+    where, user, items = map(quote, (str(path), users[0], ",".join(model.owned(users[0])[:3])))
     out.print(
         f"trained on all {len(run.split.data):,} interactions of {run.split.n_users:,} users → {path}\n"
-        f"for a user: tacit recommend {path} --user {users[0]}\n"
-        f"for somebody new: tacit recommend {path} --items {items}\n"
-        f"for everyone: tacit recommend {path} --all --out lists.csv"
+        f"for a user: tacit recommend {where} --user {user}\n"
+        f"for somebody new: tacit recommend {where} --items {items}\n"
+        f"for everyone: tacit recommend {where} --all --out lists.csv"
     )
 
 
@@ -238,6 +239,7 @@ def resume(
 
 def _finish(run: "Run", sanity_rows: bool, as_json: bool, progress_kind: str) -> None:
     """Train to the end and show everything a newcomer wants to see."""
+    from tacit.core.capabilities import Choosing
     from tacit.runs import diagnose, report
     from tacit.runs.compare import Row, sanity
     from tacit.runs.files import to_json
@@ -256,6 +258,8 @@ def _finish(run: "Run", sanity_rows: bool, as_json: bool, progress_kind: str) ->
             names = ["popularity", "ease", "oracle"] if run.split.n_items <= EASE_ITEMS else ["popularity", "oracle"]
             rows += sanity(run.config, [n for n in names if n != run.config.method], run.folder.data)
     table(rows, run.config.metrics)
+    if isinstance(run.method, Choosing) and summary.rounds > 1:
+        out.print(f"{run.config.method}: validation chose {run.method.choice(summary.best_round)}")
     show(report.groups(summary))
     model = Model(run)
     for user in _some_users(run):

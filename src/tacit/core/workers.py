@@ -20,7 +20,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -171,14 +171,19 @@ def keep_freed_memory() -> None:
 
 
 @contextmanager
-def single_threaded_torch() -> Iterator[None]:
-    """Workers over chunks beat threads inside operations: chunks are small and there are many."""
+def torch_threads(count: int) -> Iterator[None]:
+    """At most so many threads inside torch's operations."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def single_threaded_torch() -> AbstractContextManager[None]:
+    """Workers over chunks beat threads inside operations: chunks are small and there are many."""
+    return torch_threads(1)
 
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h

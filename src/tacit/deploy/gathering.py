@@ -14,7 +14,7 @@ from tacit.deploy.board import Board
 from tacit.deploy.checks import Refused
 from tacit.deploy.job import Job
 from tacit.deploy.members import Here, Member, Roll, announced, counts_clients
-from tacit.deploy.replies import Count, Failed, of_kind, seconds_of
+from tacit.deploy.replies import Count, Failed, of_kind, plain, seconds_of
 from tacit.deploy.wire import VERSION, BadPacket, Packet, unpack
 from tacit.errors import UserError
 from tacit.privacy import secure_sum
@@ -165,7 +165,7 @@ class Gathering:
 
     def _note(self, name: str, reason: str) -> None:
         """A refusal, in the log where it is another than before."""
-        one = self.board.of(name)
+        one, reason = self.board.of(name), plain(reason)
         one.refused += 1
         if one.reason != reason:
             log.warning("%s", reason)

@@ -12,6 +12,7 @@ from typing import cast
 
 from tacit.config import RunConfig
 from tacit.core.bounds import made_up
+from tacit.core.capabilities import Sharing
 from tacit.core.fleet import Guard
 from tacit.core.payload import State
 from tacit.core.rounds import Progress, RoundRecord, chosen, federate, participation, sample
@@ -54,8 +55,12 @@ def prepare(asked: Asked, path: Path, published: Catalogue | None = None) -> tup
         raise UserError(f"a secure sum of {asked.nodes} nodes hides nothing: wait for --nodes {FEWEST} at least")
     if ":" in config.select:
         raise UserError(f"--select {config.select} is invalid here: nodes compute tacit's own metrics alone")
+    if config.protocol == "everything":
+        raise UserError("protocol 'everything' withholds nothing to choose a round by; use --protocol strict")
     if config.dp is not None:
         raise UserError("noise that clients share in a secure sum is not there over nodes; --ldp is")
+    if config.secure and isinstance(method, Sharing):
+        raise UserError(f"the noise of {method.name} is added by the server over nodes; leave out --secure")
     # how many clients there will be is not known yet: an ε is kept to by a client that takes part in every round
     mechanism = mechanism_of(config, method, made_up(len(items)))
     fingerprint = hashlib.sha256("\n".join(items).encode()).hexdigest()
@@ -263,7 +268,13 @@ def _take_trained(folder: RunFolder, progress: Progress) -> None:
 def _asked_before(folder: RunFolder) -> list[int]:
     """The rounds that clients were asked for, as often as they were."""
     path = folder.path / "asked.jsonl"
-    return [int(line) for line in path.read_text().split()] if path.exists() else []
+    try:
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
+    except ValueError as error:
+        raise UserError(
+            f"{path} is damaged, and with it how often clients were asked ({error}); "
+            "restore it from a copy, or start a new run"
+        ) from error
 
 
 def write_members(folder: RunFolder, members: list[Member]) -> None:
@@ -276,10 +287,13 @@ def members(folder: RunFolder) -> list[Member]:
     path = folder.path / "nodes.json"
     if not path.exists():
         return []
-    return [
-        Member(**m | {"sizes": tuple(m["sizes"]), "groups": tuple(m.get("groups", ()))})
-        for m in json.loads(path.read_text())["members"]
-    ]
+    try:
+        return [
+            Member(**m | {"sizes": tuple(m["sizes"]), "groups": tuple(m.get("groups", ()))})
+            for m in json.loads(path.read_text())["members"]
+        ]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path} cannot be read ({error}); restore it from a copy, or start a new run") from error
 
 
 def remove(path: Path, name: str) -> int:

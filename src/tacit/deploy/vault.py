@@ -2,6 +2,7 @@
 
 node.json                 the node's name
 current                   the id of the latest job
+.lock                     held while a node runs here
 ledger.json               noisy uploads that left the node, by job and user; it outlives the jobs
 jobs/<job>/job.json       the job as it came
 jobs/<job>/roster.json    the node's users in the order of their numbers, and where these start
@@ -16,7 +17,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,9 @@ from safetensors.torch import save as save_tensors
 
 from tacit.core.payload import State
 from tacit.errors import UserError
+from tacit.runs.files import released, taken, writing
 
+LOCK = ".lock"  # held by the one process that answers a server from this folder
 KEPT = 5  # jobs whose private state stays on disk: a run that is resumed after others finds its own
 
 
@@ -60,7 +64,7 @@ class Vault:
         """Open a node's folder or make one; a folder of somebody else's is refused."""
         self.path = path
         try:
-            if path.exists() and not self.is_one(path) and any(path.iterdir()):
+            if path.exists() and not self.is_one(path) and any(p.name != LOCK for p in path.iterdir()):
                 raise UserError(f"{path} is not a node's folder and not empty; name another --folder")
             _make(path)
         except OSError as error:
@@ -76,6 +80,17 @@ class Vault:
     def is_one(path: Path) -> bool:
         """Whether a folder is a node's."""
         return (path / "node.json").is_file()
+
+    @contextmanager
+    def held(self) -> Iterator[bool]:
+        """Hold the folder's lock; False where another process has it."""
+        with writing(self.path / LOCK):
+            lock = taken(self.path / LOCK)
+        try:
+            yield lock is not None
+        finally:
+            if lock is not None:
+                released(lock)
 
     def json(self, name: str) -> Any:
         """A JSON file, or None."""
@@ -118,6 +133,11 @@ class Vault:
         """What the node itself made there: folders with a job's id for a name and its roster inside."""
         inside = folder.iterdir() if folder.is_dir() else ()
         return [path for path in inside if re.fullmatch("[0-9a-f]{24}", path.name) and (path / "roster.json").is_file()]
+
+    def unfinished(self) -> list[Path]:
+        """Files that a node was killed in the midst of."""
+        jobs = [path for path in (self.path / "jobs").glob("*") if re.fullmatch("[0-9a-f]{24}", path.name)]
+        return [*self.path.glob("*.json.new"), *(half for job in jobs for half in job.rglob("*.new"))]
 
     def rounds(self, job: str) -> list[int]:
         """The rounds whose private state is kept, ascending."""

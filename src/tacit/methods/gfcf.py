@@ -4,16 +4,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
+import numpy as np
 import torch
+from scipy import sparse
+from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-from tacit.core.aggregate import plain_sum
-from tacit.core.closed_form import ClosedForm, history, linear
+from tacit.core.closed_form import ClosedForm, added_up, gram, history, linear
 from tacit.core.leaves import Leaves, shared
 from tacit.core.method import Moment
 from tacit.core.payload import Each, Payload, State
 from tacit.core.settings import Amount, Counts
 from tacit.data.cohort import Cohort, Federation
+
+WHOLE = 4_000  # items up to which all eigenvectors are computed
+SPARSE = 0.1  # of the cells: below, products with those alone are faster
 
 
 @dataclass(frozen=True)
@@ -57,20 +62,17 @@ class GFCF(ClosedForm):
 
     def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
         """Σ_u x xᵀ / n_u, (C, M, M)."""
-        histories = data.history()
-        histories /= histories.sum(-1, keepdim=True).clamp(min=1).sqrt()
-        return Payload(data.ids, {"gram": Each(histories.mT @ histories)})
+        return Payload(data.ids, {"gram": Each(gram(data, power=1.0))})
 
     def aggregate(self, server: State, uplinks: Iterable[Payload], now: Moment) -> State:
         """Sum and decompose in the first round; filter with the next rank in every round."""
         tried = server["tried"]
-        found = plain_sum(uplinks, "gram")
-        gram, vectors = server["gram"], server["vectors"]
-        if found:
-            gram = found["gram"].float()
-            vectors = leading(gram, vectors.shape[1])
-        filtering = graph_filter(gram, vectors[:, : self.rank[int(tried)]], self.ideal)
-        return {"gram": gram, "vectors": vectors, "filter": filtering, "tried": tried + 1}
+        found = added_up(uplinks, "gram")
+        total, vectors = (server["gram"] if found is None else found), server["vectors"]
+        if found is not None:
+            vectors = leading(total, vectors.shape[1])
+        filtering = graph_filter(total, vectors[:, : self.rank[int(tried)]], self.ideal)
+        return {"gram": total, "vectors": vectors, "filter": filtering, "tried": tried + 1}
 
     def serve(self, clients: State, down: Payload, data: Cohort, part: str) -> State:
         """The user's history and the filter."""
@@ -83,8 +85,15 @@ class GFCF(ClosedForm):
 
 def leading(gram: Tensor, rank: int) -> Tensor:
     """(M, rank) the first right singular vectors of R̃, from Σ_u x xᵀ / n_u."""
-    vectors: Tensor = torch.linalg.eigh(_normalised(gram)[0])[1]  # ascending
-    return vectors[:, -rank:].flip(1)
+    normal = _normalised(gram)[0]
+    if len(normal) <= WHOLE:
+        vectors: Tensor = torch.linalg.eigh(normal)[1]  # ascending
+        return vectors[:, -rank:].flip(1)
+    matrix = normal.numpy()
+    few = sparse.csr_matrix(matrix) if torch.count_nonzero(normal) < SPARSE * normal.numel() else matrix
+    start = np.ones(len(matrix), dtype=matrix.dtype)  # the same every time
+    found = eigsh(few, rank, which="LA", v0=start)[1]  # ascending
+    return torch.from_numpy(found[:, ::-1].copy())
 
 
 def graph_filter(gram: Tensor, vectors: Tensor, ideal: float) -> Tensor:

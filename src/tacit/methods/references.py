@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from tacit.core.aggregate import plain_sum
-from tacit.core.closed_form import ClosedForm, history, linear
+from tacit.core.closed_form import ClosedForm, added_up, gram, history, linear
 from tacit.core.leaves import Leaves, private, shared
 from tacit.core.method import Method, Moment
 from tacit.core.payload import Each, Payload, State
 from tacit.core.settings import Count, Negatives, Positives
 from tacit.data.cohort import Cohort, Federation
-from tacit.methods.ridge import ease_weights
+from tacit.methods.ridge import ease_weights, factor_of, inverse_of
 
 
 @dataclass(frozen=True)
@@ -145,15 +145,14 @@ class EASE(ClosedForm):
 
     def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
         """XᵀX, (C, M, M)."""
-        histories = data.history()
-        return Payload(data.ids, {"gram": Each(histories.mT @ histories)})
+        return Payload(data.ids, {"gram": Each(gram(data))})
 
     def aggregate(self, server: State, uplinks: Iterable[Payload], now: Moment) -> State:
         """Sum the Gram matrix in the first round; solve with the next λ in every round."""
-        tried = server["tried"]
-        gram = plain_sum(uplinks, "gram").get("gram", server["gram"]).float()
-        weights = ease_of(gram.double(), self.ridge[int(tried)]).float()
-        return {"gram": gram, "weights": weights, "tried": tried + 1}
+        tried, found = server["tried"], added_up(uplinks, "gram")
+        total = server["gram"] if found is None else found
+        weights = ease_of(total, self.ridge[int(tried)], room=server["weights"])
+        return {"gram": total, "weights": weights, "tried": tried + 1}
 
     def serve(self, clients: State, down: Payload, data: Cohort, part: str) -> State:
         """The user's history and the weights."""
@@ -164,8 +163,6 @@ class EASE(ClosedForm):
         return linear(p["history"], p["weights"])
 
 
-def ease_of(gram: Tensor, ridge: float) -> Tensor:
-    """(M, M) weights with zero diagonal that minimise ‖X − XB‖² + λ‖B‖²."""
-    regular = gram.clone()
-    regular.diagonal().add_(ridge)
-    return ease_weights(torch.cholesky_inverse(torch.linalg.cholesky(regular)))
+def ease_of(gram: Tensor, ridge: float, room: Tensor | None = None) -> Tensor:
+    """(M, M) weights with zero diagonal that minimise ‖X − XB‖² + λ‖B‖²; `room` is memory to work in."""
+    return ease_weights(inverse_of(factor_of(gram, ridge, room=room)))

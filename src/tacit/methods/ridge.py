@@ -8,18 +8,22 @@ import torch
 from torch import Tensor
 
 from tacit.core.payload import State
+from tacit.core.workers import single_threaded_torch
+from tacit.methods.large_sums import columns, diagonal, product, write_out
 
 BLOCK = 512  # rows at a time
 
 
-def factor_of(lower: Tensor, ridge: float, corner: int = 0) -> Tensor:
-    """Cholesky factor of S + λI, S symmetric by its lower half; λ grows until noise leaves it positive definite."""
-    factor = torch.empty_like(lower)
+def factor_of(lower: Tensor, ridge: float | Tensor, corner: int = 0, room: Tensor | None = None) -> Tensor:
+    """Cholesky factor of S + λ, S symmetric by its lower half, λ one for all rows or one each.
+
+    λ grows until noise leaves the matrix positive definite. The factor is written to `room` if that fits.
+    """
     for growth in range(12):
-        factor.copy_(lower)
-        factor.diagonal().add_(ridge * 4.0**growth)
-        if _factorised(factor, corner):
-            return factor
+        room = write_out(lower, room).tril_()
+        room.diagonal().add_(ridge * 4.0**growth)
+        if _factorised(room, corner):
+            return room
     raise ValueError("the sums are not those of any data: no ridge makes them positive definite")
 
 
@@ -30,7 +34,8 @@ def _factorised(whole: Tensor, corner: int) -> bool:
     for here in _blocks(corner, len(whole)):
         left, below = whole[here, : here.start], whole[here.start :, here]
         below.addmm_(whole[here.start :, : here.start], left.T, alpha=-1)
-        block, failed = torch.linalg.cholesky_ex(whole[here, here])
+        with single_threaded_torch():  # several threads wait for each other longer than one works
+            block, failed = torch.linalg.cholesky_ex(whole[here, here])
         if int(failed):
             return False
         whole[here, here] = block
@@ -39,9 +44,9 @@ def _factorised(whole: Tensor, corner: int) -> bool:
     return True
 
 
-def solved(factor: Tensor, right: Tensor, corner: int = 0) -> Tensor:
-    """(L Lᵀ)⁻¹ R by substitution, down and up again."""
-    out = right.clone()
+def solved(factor: Tensor, right: Tensor, corner: int = 0, room: Tensor | None = None) -> Tensor:
+    """(L Lᵀ)⁻¹ R by substitution, down and up again, in `room` if that fits."""
+    out = write_out(right, room)
     first, rest, root = out[:corner], out[corner:], factor.diagonal()[:corner, None]
     blocks = _blocks(corner, len(factor))
     first /= root
@@ -59,36 +64,52 @@ def solved(factor: Tensor, right: Tensor, corner: int = 0) -> Tensor:
 
 
 def inverse_of(factor: Tensor) -> Tensor:
-    """(L Lᵀ)⁻¹ = L⁻ᵀ L⁻¹; the blocks that are zero are left out."""
+    """(L Lᵀ)⁻¹ = L⁻ᵀ L⁻¹; the blocks that are zero are left out, and L becomes L⁻¹."""
     size = len(factor)
-    root = torch.zeros_like(factor)  # L⁻¹, lower
     for here in _blocks(0, size):
-        corner = torch.linalg.solve_triangular(factor[here, here], torch.eye(here.stop - here.start), upper=False)
-        root[here, here] = corner
-        root[here, : here.start] = -corner @ (factor[here, : here.start] @ root[: here.start, : here.start])
+        corner = torch.linalg.solve_triangular(
+            factor[here, here], torch.eye(here.stop - here.start, dtype=factor.dtype), upper=False
+        )
+        factor[here, : here.start] = -corner @ (factor[here, : here.start] @ factor[: here.start, : here.start])
+        factor[here, here] = corner
     out = torch.zeros_like(factor)
     for here in _blocks(0, size):
-        rows = root[here, : here.stop]
+        rows = factor[here, : here.stop]
         out[: here.stop, : here.stop].addmm_(rows.T, rows)
     return out
 
 
-def ease_weights(inverse: Tensor, out: Tensor | None = None) -> Tensor:
-    """−P / diag(P) with a zero diagonal, P = (G + λI)⁻¹ (Steck 2019, Eq. 8)."""
-    return torch.div(inverse, -inverse.diagonal(), out=out).fill_diagonal_(0.0)
+def ease_weights(inverse: Tensor) -> Tensor:
+    """−P / diag(P) with a zero diagonal, P = (G + λI)⁻¹ (Steck 2019, Eq. 8), in P's memory."""
+    return inverse.div_(-inverse.diagonal().clone()).fill_diagonal_(0.0)
 
 
-def ease_solution(server: State, ridge: float) -> State:
-    """P = (G + λI)⁻¹ and EASE's weights; an item that is no input has nothing to leave out: its column is P G."""
-    gram = server["G"]
+def ease_inverse(weights: Tensor, diagonal: Tensor) -> Tensor:
+    """P again from its weights and its diagonal."""
+    out = weights * -diagonal
+    out.diagonal().copy_(diagonal)
+    return out
+
+
+def ease_solution(server: State, ridge: float, denoise: float = 0.0) -> State:
+    """EASE's weights with λ + q · diag(G), and P's diagonal, with which P can be had again.
+
+    q·diag(G) is what leaving out items of a history at random adds (Steck 2020). An item that is no input has nothing
+    to leave out: its column is P G.
+    """
+    gram, room = server["G"], server.get("E")
     if "inputs" not in server:
-        inverse = inverse_of(factor_of(gram, ridge))
-        return {"PG": inverse, "E": ease_weights(inverse)}
+        inverse = inverse_of(factor_of(gram, ridge + denoise * diagonal(gram), room=room))
+        return {"PD": inverse.diagonal().clone(), "E": ease_weights(inverse)}
     chosen = server["inputs"].long()
-    inverse = inverse_of(factor_of(gram[:, chosen].tril(), ridge))
-    weights = inverse @ gram
+    among = columns(gram, chosen).tril_()
+    inverse = inverse_of(factor_of(among, ridge + denoise * diagonal(among)))
+    weights = torch.empty(gram.shape) if room is None or room.shape != gram.shape else room
+    others = torch.ones(gram.shape[1], dtype=torch.bool).index_fill_(0, chosen, False).nonzero()[:, 0]
+    product(inverse, gram, others, weights)
+    own = inverse.diagonal().clone()
     weights[:, chosen] = ease_weights(inverse)
-    return {"PG": inverse, "E": weights}
+    return {"PD": own, "E": weights}
 
 
 def _blocks(start: int, stop: int) -> list[slice]:

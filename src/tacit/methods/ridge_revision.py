@@ -8,21 +8,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tacit.core.payload import Sparse, State
+from tacit.core.payload import State
 from tacit.methods.history_sums import steps
-from tacit.methods.ridge import ease_weights, factor_of, solved
+from tacit.methods.large_sums import diagonal, plus
+from tacit.methods.ridge import ease_inverse, ease_weights, factor_of, solved
 from tacit.methods.tally_sums import Sums
 
 Ints = NDArray[np.int64]
 
 
-def revised(server: State, sums: Sums, old: Ints, new: Ints, corner: int) -> State:
-    """Sums and solutions after one user's sequence becomes another; `corner` as in `ridge`."""
+def revised(server: State, sums: Sums, old: Ints, new: Ints, corner: int, denoise: float = 0.0) -> State:
+    """Sums and solutions after one user's sequence becomes another; `corner` and `denoise` as in `ridge`."""
     n_items = server["G" if "G" in server else "C"].shape[1]
     chosen = server["inputs"].numpy() if "inputs" in server else None
     for sequence, sign in ((old, -1.0), (new, 1.0)):
         for name, part in sums.cells([sequence], np.zeros(1, dtype=np.int64), n_items, False, chosen).items():
-            Sparse(part.client, part.index, sign * part.value, part.shape).add_to(server[name])
+            if name in server:
+                server[name] = plus(server[name], [part], sign)
     if "L" in server:
         same = 0  # a common beginning cancels: its steps neither go nor come
         while same < min(len(old), len(new)) and old[same] == new[same]:
@@ -37,8 +39,8 @@ def revised(server: State, sums: Sums, old: Ints, new: Ints, corner: int) -> Sta
                 shift_ridge(server, H, sequence[first:], sign, corner)
         if len(server["sign"]) > len(server["L"]) // 2:  # carrying so many costs more than a new factor
             server |= factored(factor_of(server["A"], float(server["lambda"]), corner))
-    if "PG" in server:
-        shift_ease(server, old, new)
+    if "PD" in server:
+        shift_ease(server, old, new, denoise)
     return server
 
 
@@ -62,26 +64,36 @@ def shift_ridge(server: State, H: Tensor, followed: Ints, sign: float, corner: i
     server["sign"] = torch.cat([server["sign"], torch.full((len(followed),), sign)])
 
 
-def shift_ease(server: State, old: Ints, new: Ints) -> None:
-    """Two rank-one changes of P = (G + λI)⁻¹ (Sherman and Morrison), then EASE's weights anew.
+def shift_ease(server: State, old: Ints, new: Ints, denoise: float) -> None:
+    """P = (G + λI + q·diag(G))⁻¹ after x xᵀ + q·diag(x) came or went, by Woodbury's identity; then EASE's weights.
 
-    Columns of items that are no inputs change as `shift_ridge` has it, with x cut down to the inputs for H, x for Y.
+    With V the rows of P at a user's items, K their columns there, S = ±(1 1ᵀ + qI) and T = S (I + K S)⁻¹, it is
+    P − Vᵀ T V; with q = 0 the rows come added up. The columns P G of items that are no inputs become P' (G ± x yᵀ).
     """
-    inverse, weights = server["PG"], server["E"]
-    chosen = server["inputs"].long() if "inputs" in server else None
+    weights = server["E"]
+    chosen = server["inputs"].long() if "inputs" in server else torch.arange(len(weights))
+    whole = len(chosen) == weights.shape[1]
+    inverse = ease_inverse(weights if whole else weights[:, chosen], server["PD"])
     for items, sign in ((old, -1.0), (new, 1.0)):
         place = torch.from_numpy(items)
-        held = place if chosen is None else torch.isin(chosen, place).nonzero()[:, 0]
-        if len(held):
-            u = inverse[held].sum(0)
-            gain = sign / (1 + sign * float(u[held].sum()))
-            if chosen is not None:
-                missed = weights[held].sum(0)  # x E − x
-                missed[place] -= 1.0
-                weights.addr_(u, missed, alpha=-gain)
-            inverse.addr_(u, u, alpha=-gain)
-    if chosen is None:
-        ease_weights(inverse, out=weights)
+        held = torch.isin(chosen, place).nonzero()[:, 0]
+        if not len(held):
+            continue
+        V, missed = inverse[held], weights[held]
+        K = V[:, held].double()
+        if not denoise:
+            V, missed, K = V.sum(0, keepdim=True), missed.sum(0, keepdim=True), K.sum().view(1, 1)
+        S = sign * (torch.ones_like(K) + denoise * torch.eye(len(K)))
+        T = torch.linalg.solve((torch.eye(len(K)) + K @ S).T, S.T).T.float()
+        if not whole:
+            weights.addmm_(V.T, T @ missed, alpha=-1)
+        inverse.addmm_(V.T, T @ V, alpha=-1)
+        if not whole:  # columns of inputs are overwritten below
+            followed = torch.zeros(weights.shape[1]).index_fill_(0, place, sign)
+            weights.addr_(inverse[held].sum(0), followed)
+    server["PD"] = inverse.diagonal().clone()
+    if whole:
+        server["E"] = ease_weights(inverse)
     else:
         weights[:, chosen] = ease_weights(inverse)
 
@@ -93,7 +105,7 @@ def factored(factor: Tensor) -> State:
 
 def scale_of(sums: Tensor) -> float:
     """The mean diagonal to the nearest power of two, so that a user more or less does not move λ."""
-    mean = float(sums.diagonal().double().mean())
+    mean = float(diagonal(sums).double().mean())
     return 2.0 ** round(math.log2(mean)) if mean > 0 else 1.0
 
 

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -21,22 +20,16 @@ from tacit.core.settings import Amount, Count, Decay, Positives, Probability, Se
 from tacit.data.cohort import Cohort, Federation
 from tacit.errors import UserError
 from tacit.methods.gfcf import graph_filter, leading
-from tacit.methods.history_sums import (
-    Cells,
-    Sequences,
-    counts,
-    places,
-    recent,
-    sparse_field,
-)
+from tacit.methods.history_sums import Cells, Sequences, counts, places, recent, sparse_field
+from tacit.methods.large_sums import added
 from tacit.methods.ridge import ease_solution, factor_of, solved
 from tacit.methods.ridge_revision import factored, revised, scale_of, sparse_matrix
+from tacit.methods.tally_choice import CELLS, Candidate, affordable, candidates
 from tacit.methods.tally_limits import beyond, not_a_history
 from tacit.methods.tally_sums import Sums
 from tacit.privacy.gaussian import add_noise, gaussian_epsilon
 
 Ints = NDArray[np.int64]
-CELLS = 500_000_000  # of all matrices of a solution, 2 GB
 
 
 @dataclass(frozen=True)
@@ -64,7 +57,8 @@ class Tally(ClosedForm):
     blend: Shares = (0.0, 0.3, 0.5, 1.0)  # w: 0 is the ridge alone, 1 the item weights alone
     inputs: Whole = 0  # how many of the most popular items histories consist of; 0: as many as fit
     weights: Literal["ease", "gfcf"] = "ease"  # what is made of G
-    ease_ridge: Positives = (200.0, 50.0, 500.0, 1000.0)  # λ of EASE alone; blended, the first
+    ease_ridge: Positives = (200.0, 50.0, 100.0, 500.0, 1000.0)  # λ of EASE alone; blended, the first
+    denoise: tuple[Amount, ...] = (0.0, 0.1, 0.3)  # q: λ + q · an item's count; all but the first with the smallest λ
     gfcf_rank: Count = 128  # of GF-CF's ideal filter
     gfcf_ideal: Amount = 0.3  # its weight
     history: Literal["train", "known"] = "train"  # known: the device's validation item counts as input at test
@@ -72,6 +66,7 @@ class Tally(ClosedForm):
     dp_noise: Amount = 0.0  # standard deviation of the Gaussian noise on the sums, in units of clip
     delta: Probability = 1e-6
     dp_seed: Seed = -1  # of the noise; -1: the system's entropy. A number is for repeatable simulations: ε = ∞
+    epsilon: Amount = 0.0  # a privacy budget: its private form, `tacit methods tally-private`; 0: none
     small: Amount = 0.0  # MB of the model that every client downloads, cut from the solution; 0: the whole solution
 
     name: ClassVar[str] = "tally"
@@ -87,37 +82,46 @@ class Tally(ClosedForm):
 
     @classmethod
     def refined(cls, settings: Mapping[str, Any]) -> type[Method]:
-        """With a small model, a class of its own."""
+        """At a privacy budget, and with a small model, classes of their own."""
+        from tacit.methods.tally_private import PrivateTally
         from tacit.methods.tally_shipped import SmallTally
 
-        return SmallTally if str(settings.get("small", 0.0)) not in ("0", "0.0") else cls
+        asked = [
+            c for n, c in (("epsilon", PrivateTally), ("small", SmallTally)) if str(settings.get(n, 0)).strip("0.")
+        ]
+        return asked[0] if asked else cls
 
     def leaves(self) -> Leaves:
         """What a client ranks with."""
         return dict.fromkeys(("inputs", "B", "E", "blend"), shared())
 
     def fitted(self, n_items: int, ordered: bool) -> tuple[Self, str]:
-        """Without order the item weights alone, and as many inputs as fit; and what was chosen."""
+        """Without order the item weights alone, and as many inputs as are affordable; and what was chosen."""
         chosen, said = self, []
         if not ordered and min(self.blend) < 1:
             chosen = replace(chosen, blend=(1.0,))
-            said.append("these data have no times: item weights alone")
-        free = not self.inputs and not self.clip and self.weights == "ease"
-        if free and chosen._sums.whole(n_items, n_items) > CELLS:
-            fit = next(rows for rows in range(n_items, 0, -100) if chosen._sums.whole(rows, n_items) <= CELLS)
-            chosen = replace(chosen, inputs=fit)
-            said.append(f"of {n_items:,} items, histories consist of the {fit:,} most popular")
+            said.append("these data have no order: item weights alone")
+        if not self.inputs and not self.clip and self.weights == "ease":
+            fit = affordable(chosen._sums, n_items, chosen.candidates())
+            if fit < n_items:
+                chosen = replace(chosen, inputs=fit)
+                said.append(f"of {n_items:,} items, histories consist of the {fit:,} most popular")
         return chosen, "; ".join(said)
 
-    def candidates(self) -> list[tuple[float, float, float]]:
-        """Every (λ, w, λ of EASE) in the order of the rounds; a λ's solution is used for all its w."""
-        pure = product(self.ridge[:1], (w for w in self.blend if w == 1), self.ease_ridge)  # λ does not matter there
-        return [*product(self.ridge, (w for w in self.blend if w < 1), self.ease_ridge[:1]), *pure]
+    def candidates(self) -> list[Candidate]:
+        """Every solution that is tried, in the order of the rounds."""
+        many = slice(None) if self.weights == "ease" else slice(1)
+        return candidates(self.ridge, self.blend, self.ease_ridge[many], self.denoise[many])
 
     def chosen(self, round: int) -> Self:
         """The method with the candidate of this round alone."""
-        ridge, blend, alone = self.candidates()[max(round - 1 - bool(self.inputs), 0)]
-        return replace(self, ridge=(ridge,), blend=(blend,), ease_ridge=(alone,))
+        one = self.candidates()[max(round - 1 - bool(self.inputs), 0)]
+        alone = replace(self, ridge=(one.ridge,), blend=(one.blend,))
+        return replace(alone, ease_ridge=(one.ease_ridge,), denoise=(one.denoise,))
+
+    def choice(self, round: int) -> str:
+        """What this round's candidate is, in words."""
+        return str(self.chosen(round).candidates()[0])
 
     def length(self, asked: int | None = None) -> int:
         """A round for each candidate, after one for counting where histories are cut down."""
@@ -127,7 +131,7 @@ class Tally(ClosedForm):
         """One upload serves every candidate."""
         return round <= 1 + bool(self.inputs)
 
-    def epsilon(self, rounds: int) -> float | None:
+    def spent(self, rounds: int) -> float | None:
         """One release of the sums; what follows is computed from them. Noise from a known seed protects nobody."""
         if not self.clip or not self.dp_noise:
             return None
@@ -189,24 +193,20 @@ class Tally(ClosedForm):
         """Sum in the first round; then solve with the next candidate."""
         if self.inputs and "inputs" not in server:
             return server | self._most_popular(uplinks)
-        server = dict(server)
-        for up in uplinks:
-            for name, part in up.fields.items():
-                if name not in server:
-                    server[name] = torch.zeros(part.one_shape)
-                part.add_to(server[name])
+        server = added(dict(server), uplinks, written=self.clip > 0)
         tried = int(server["tried"])
         if not tried and self.clip and self.dp_noise:
             self._add_noise(server)
-        ridge, blend, alone = self.candidates()[tried]
-        before = self.candidates()[tried - 1] if tried else (None, None, None)
-        if "A" in server and blend < 1 and before[0] != ridge:
-            server |= self._solve(server, ridge)
-        if "G" in server and before[2] != alone:
-            server |= self._gfcf(server["G"]) if self.weights == "gfcf" else ease_solution(server, alone)
+        this, before = self.candidates()[tried], self.candidates()[tried - 1] if tried else None
+        if this.blend == 1:  # from here on item weights alone
+            server = {n: x for n, x in server.items() if n not in ("A", "C", "B", "L", "W", "sign", "lambda")}
+        elif before is None or before.ridge != this.ridge:
+            server |= self._solve(server, this.ridge)
+        if "G" in server and (before is None or before[2:] != this[2:]):
+            server |= self._weigh(server, this)
         for name in ("B", "E"):
             server.setdefault(name, torch.zeros(0))
-        return server | {"tried": torch.tensor([tried + 1]), "blend": torch.tensor([blend])}
+        return server | {"tried": torch.tensor([tried + 1]), "blend": torch.tensor([this.blend])}
 
     def _most_popular(self, uplinks: Iterable[Payload]) -> State:
         """The items histories will consist of, ascending; there is no solution yet."""
@@ -222,17 +222,20 @@ class Tally(ClosedForm):
         """B = (A + λI)⁻¹ C through the Cholesky factor L, which later revisions need too."""
         scale = ridge * scale_of(server["A"])
         corner = self._corner(server)
-        factor = factor_of(server["A"], scale, corner)
-        return {"B": solved(factor, server["C"], corner), "lambda": torch.tensor([scale])} | factored(factor)
+        factor = factor_of(server["A"], scale, corner, server.get("L"))
+        made = solved(factor, server["C"], corner, server.get("B"))
+        return {"B": made, "lambda": torch.tensor([scale])} | factored(factor)
 
     def _corner(self, server: State) -> int:
         """How many of A's first rows are diagonal among themselves: a window of one item holds no pairs."""
         alone = self.windows[0] == 1 and not self.dp_noise
         return len(server["A"]) // len(self.windows) if alone else 0
 
-    def _gfcf(self, gram: Tensor) -> State:
-        """GF-CF's filter from Σ_u x xᵀ / n_u: the linear one, and the ideal one of its first eigenvectors."""
-        full = gram + gram.tril(-1).T
+    def _weigh(self, server: State, tried: Candidate) -> State:
+        """The item weights E: EASE's, or GF-CF's filter from Σ_u x xᵀ / n_u."""
+        if self.weights == "ease":
+            return ease_solution(server, tried.ease_ridge, tried.denoise)
+        full = server["G"] + server["G"].tril(-1).T
         return {"E": graph_filter(full, leading(full, self.gfcf_rank), self.gfcf_ideal)}
 
     def _add_noise(self, server: State) -> None:
@@ -286,8 +289,6 @@ class Tally(ClosedForm):
             return torch.zeros(shape)
         return (parts[0] if len(parts) == 1 else parts[0].add_(parts[1])).view(shape)
 
-    # life after training
-
     def fixed(self) -> str:
         """Sums with noise are released once."""
         return "its sums have noise on them, and their privacy budget is spent; train again" if self.clip else ""
@@ -298,5 +299,7 @@ class Tally(ClosedForm):
         Sums change in the user's own cells; the solution changes by as many dimensions as steps go and come
         (`shift_ridge`). λ and `inputs` stay what they were.
         """
-        server = revised(dict(server), self._sums, old, new, self._corner(server) if "A" in server else 0)
-        return server | (self._gfcf(server["G"]) if "G" in server and "PG" not in server else {})
+        tried = self.candidates()[int(server["tried"]) - 1]
+        corner = self._corner(server) if "A" in server else 0
+        server = revised(dict(server), self._sums, old, new, corner, tried.denoise)
+        return server | (self._weigh(server, tried) if self.weights == "gfcf" and "G" in server else {})

@@ -13,6 +13,7 @@ from tacit.core.method import Moment
 from tacit.core.payload import Payload, Shared, State
 from tacit.data.cohort import Cohort
 from tacit.errors import UserError
+from tacit.methods.large_sums import diagonal
 from tacit.methods.tally import Tally
 from tacit.methods.tally_small import Whole, cut, decode
 
@@ -71,8 +72,7 @@ def small_model(method: Tally, server: State, megabytes: float) -> bytes:
 
 def _used(sums: Tensor, column: Ints | None) -> NDArray[np.float64]:
     """(R,) how much histories have of each row; `column`: where its own column is, None: at its own number."""
-    diagonal = sums.diagonal() if column is None else sums[torch.arange(len(sums)), torch.from_numpy(column)]
-    return diagonal.double().numpy()
+    return diagonal(sums, None if column is None else torch.from_numpy(column)).double().numpy()
 
 
 def written_out(down: Payload) -> Payload:

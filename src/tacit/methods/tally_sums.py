@@ -28,6 +28,17 @@ class Sums:
         wide = len(self.windows) * rows if self.ordered else 0
         return 2 * wide * wide + 2 * wide * n_items + (2 * rows * n_items + rows * rows if self.blind else 0)
 
+    def ridge_work(self, rows: int, n_items: int) -> float:
+        """Operations of solving for B: the factor, then substitution down and up."""
+        wide = float(len(self.windows) * rows)
+        corner = rows if self.windows[0] == 1 else 0
+        tall = wide - corner
+        return tall**3 / 3 + tall**2 * corner + 2 * wide * wide * n_items - 2 * corner**2 * n_items
+
+    def weights_work(self, rows: int, n_items: int) -> float:
+        """Operations of EASE's weights: an inverse, and its product with the columns of other items."""
+        return 2.0 * rows**3 + 2.0 * rows**2 * (n_items - rows)
+
     def cells(
         self, sequences: Sequence[Ints], client: Ints, n_items: int, many: bool, inputs: Ints | None = None
     ) -> dict[str, Sparse]:

@@ -22,6 +22,7 @@ from tacit.core.rounds import Progress, RoundRecord
 from tacit.data import kept
 from tacit.data.interactions import Interactions
 from tacit.errors import UserError
+from tacit.runs.compact import compacted, restored
 from tacit.runs.files import (
     append,
     from_json,
@@ -140,9 +141,12 @@ class RunFolder:
         """How often the run was revised since it was trained."""
         return int(self._index().get("revision", 0))
 
-    def finish(self, summary: dict[str, Any]) -> None:
-        """Write the result."""
+    def finish(self, summary: dict[str, Any], extensible: bool = True) -> None:
+        """Write the result; a run that can have no more rounds needs its best one alone."""
         write_json(self.path / "summary.json", summary)
+        index = self._index()
+        if index and not extensible and index["last"] != index["best"]:
+            self._count(index | {"last": index["best"]})
 
     def extend(self, rounds: int) -> None:
         """Ask for more rounds; the result goes first, so that a kill between leaves a run that can be resumed."""
@@ -198,7 +202,7 @@ class RunFolder:
         try:
             with writing(where):
                 where.mkdir(parents=True)
-                write_tensors(where / "server.safetensors", server)
+                write_tensors(where / "server.safetensors", compacted(server))
                 write_tensors(where / "clients.safetensors", clients)
                 if life is not None:
                     write_json(where / "life.json", life)
@@ -244,7 +248,8 @@ class RunFolder:
         while index := self._index():
             where = self.checkpoints / index[which]
             try:
-                return read_tensors(where / "server.safetensors"), read_tensors(where / "clients.safetensors")
+                server = restored(read_tensors(where / "server.safetensors"))
+                return server, read_tensors(where / "clients.safetensors")
             except OSError as error:
                 if self._index() == index:  # else its writer has gone on to the next one meanwhile
                     again = f"remove {self.checkpoints} and tacit resume {self.path} to train it again"

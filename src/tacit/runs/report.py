@@ -108,6 +108,11 @@ def remarks(rows: Sequence[Row]) -> list[str]:
             f"ε at δ = {noise['delta']:g} is what the sums of all rounds tell of a client at most: nobody sees its "
             "uploads, and the clients' noise adds up to that of the sum."
         )
+    if own := next((run for row in rows for run in row.runs if run.settings.get("epsilon") and not run.dp), None):
+        out.append(
+            f"ε at δ = {own.settings['delta']:g} is what all that is released tells of a user at most. The server adds "
+            "the noise and has seen the uploads; with --secure the clients add it, and nobody sees them."
+        )
     if first.users_too_short:
         out.append(
             f"{first.users_too_short:,} users have fewer than 3 interactions: they are trained on, not evaluated."

@@ -19,6 +19,7 @@ from tacit.core.method import Method
 from tacit.core.payload import State
 from tacit.core.rounds import Plan, Progress, federate, sample
 from tacit.core.store import ClientStore
+from tacit.core.workers import torch_threads
 from tacit.data.cohort import Federation
 from tacit.data.downloads import Progress as DownloadProgress
 from tacit.data.frames import kind_of, named
@@ -82,7 +83,8 @@ class Run:
         with self.folder.writer():
             if summary := self.folder.summary:
                 return Summary(**summary)
-            return self._go_on(watch)
+            with torch_threads(self.fleet.threads):
+                return self._go_on(watch)
 
     def _go_on(self, watch: Watch | None) -> Summary:
         self.fleet.muster()
@@ -138,7 +140,7 @@ class Run:
             bytes_kept=self.bytes_kept(),
             gap=gap([test.groups[name] for name in activity]),
         )
-        self.folder.finish(dataclasses.asdict(summary))
+        self.folder.finish(dataclasses.asdict(summary), extensible=not isinstance(self.method, ClosedForm))
         return summary
 
     def _at_best(self, progress: Progress) -> State:

@@ -16,6 +16,7 @@ from tacit.core.workers import cpu_seconds, workers_memory
 from tacit.evaluation.metrics import Metrics
 from tacit.evaluation.protocol import Result
 from tacit.runs.assembly import Protecting, stated
+from tacit.runs.compact import compacted
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def summarise(
         users_evaluated=test.users,
         settings=dataclasses.asdict(method),
         folder=str(folder),
-        bytes_server=sum(leaf.nbytes for leaf in best.values()),
+        bytes_server=sum(leaf.nbytes for leaf in compacted(best).values()),
         **stated(mechanism, cost=True),
         **measured,
     )
