@@ -92,7 +92,7 @@ def _labels(records: Sequence[Record]) -> dict[Any, str]:
     for record in records:
         data, protocol = ground_of(record)
         alike.setdefault((data, record.method), {})[record.path] = _options(record) | {"": protocol}
-    out: dict[str, str] = {}
+    out: dict[Any, str] = {}
     for (_, method), found in alike.items():
         keys = dict.fromkeys(k for o in found.values() for k in o if k)
         differing = [k for k in keys if len({*_values(found, k)}) > 1]
