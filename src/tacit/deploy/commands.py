@@ -193,9 +193,7 @@ def _read(source: Source) -> Interactions:
 
 def _say_insecure(keys_folder: Path | None, insecure: bool) -> None:
     if keys_folder is None and not insecure:
-        raise UserError(
-            "name the keys with --keys (tacit keys makes them), or ask for --insecure on this machine only"
-        )
+        raise UserError("name the keys with --keys (tacit keys makes them), or ask for --insecure on this machine only")
 
 
 def _speak() -> None:
