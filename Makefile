@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 FLOWER := $(VENV)/.flower
 SUDO := $(shell test "$$(id -u)" = 0 || echo sudo)
 
-.PHONY: help run test test-slow check format bench federation browser setup clean
+.PHONY: docs help run test test-slow check format bench federation browser setup clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,11 @@ format: $(STAMP)  ## let ruff rewrite what it can
 
 bench: $(STAMP)  ## measure the engine against a plain loop; writes benchmarks/results/*.json
 	@$(BIN)/python -m benchmarks
+
+docs: $(STAMP)  ## build the site into site/
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
+	@$(BIN)/python tools/site.py
+	@$(BIN)/zensical build --strict --clean
 
 federation: $(FLOWER)  ## a server and three nodes on this machine, over TLS, on MovieLens-100K
 	@$(BIN)/python -m benchmarks.federation

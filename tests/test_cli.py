@@ -78,7 +78,7 @@ def assert_one_sentence(result, *parts):
         (["compare", "fedmf", "--set", "dmi=1"], ["no method here has a setting 'dmi'", "fedmf"]),
         (["compare", "fedmf", "--select", "HR@1"], ["unknown metric 'HR@1'"]),
         (["run", "fedmf", "--ldp", "clip=1"], ["laplace needs either scale=", "epsilon="]),
-        (["run", "tally", "--ldp", "clip=1,scale=1"], ["tally has central differential privacy", "--set dp_noise=1"]),
+        (["run", "tally", "--ldp", "clip=1,scale=1"], ["tally has central differential privacy", "--set epsilon=8"]),
         (["compare", "fedmf", "tally", "--ldp", "clip=1,scale=1"], ["tally has central differential privacy"]),
     ],
 )
@@ -109,7 +109,7 @@ def test_a_full_folder_is_not_written_into(tacit, place):
 
 
 CSV_ERRORS = {
-    "a column that is not there": ("user,film\n1,2\n", [], ["'item'", "known: film, user"]),
+    "a column that is not there": ("user,what\n1,2\n", [], ["'item'", "known: user, what"]),
     "a named column that is not there": ("user,item\n1,2\n", ["--time", "when"], ["'when'", "known: item, user"]),
     "a time that cannot be read": ("user,item,time\n1,2,3\n1,3,soon\n", [], ["mine.csv line 3", "'soon'"]),
     "a row that is cut short": ("user,item,time\n1,2,3\n1\n", [], ["mine.csv line 3", "1 fields", "header has 3"]),
@@ -272,13 +272,14 @@ def test_recommendations_for_a_user(tacit, place):
     code, out, _ = tacit("recommend", "run", "--user", "12", "-k", "4")
     assert code == 0
     assert "for user 12" in out
-    assert_one_sentence(tacit("recommend", "run", "--user", "nobody"), "no user 'nobody' in demo", "300 users")
+    assert_one_sentence(tacit("recommend", "run", "--user", "nobody"), "no user 'nobody' in demo", "--items")
 
 
 def test_a_run_without_a_finished_round_has_nothing_to_recommend(tacit, place):
     tacit("run", "popularity", *QUICK, "--no-sanity", "--out", "run")
     for file in (place / "run" / "checkpoints").rglob("*.json"):
         file.unlink()
+    (place / "run" / "summary.json").unlink()
     assert_one_sentence(tacit("recommend", "run", "--user", "12"), "no finished round", "tacit resume")
 
 

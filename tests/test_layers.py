@@ -22,8 +22,8 @@ BELOW = {
 BELOW["runs"] = set(BELOW)
 BELOW["testing"] = BELOW["runs"] | {"runs"}
 BELOW["deploy"] = BELOW["figures"] = BELOW["runs"] | {"runs"}
-BELOW["serving"] = BELOW["deploy"] | {"deploy"}
-BELOW["studio"] = BELOW["serving"] | {"serving", "figures"}
+BELOW["serving"] = BELOW["deploy"] | {"deploy", "figures"}
+BELOW["studio"] = BELOW["serving"] | {"serving"}
 BELOW["cli"] = set(BELOW) | {"runs", "deploy", "studio"}
 BELOW["__init__"] = {"errors", "data", "runs"}  # what `import tacit` offers
 BELOW["__main__"] = {"cli"}

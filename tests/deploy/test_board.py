@@ -44,3 +44,12 @@ def test_counts_go_on_after_a_restart_of_the_server():
     assert not second.of("a").up
     for damaged in ({}, {"nodes": 3}, {"nodes": {"a": 3}}, {"nodes": {"a": {"other": 1}}}):
         Board().take(damaged)
+
+
+def test_what_a_node_was_sent_before_it_said_who_it_is_is_its_own():
+    board = Board()
+    board.of("17").bytes_down, board.of("a").bytes_down = 5, 7
+    board.rename("17", "a")
+    board.rename("17", "a")
+    assert list(board.nodes) == ["a"]
+    assert board.of("a").bytes_down == 12

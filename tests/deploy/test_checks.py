@@ -359,3 +359,26 @@ def test_a_server_over_nodes_bounds_changes_as_the_simulation_does(tmp_path):
     before = states[0]["items"]
     moved = distributed(fleet, 3, first=3, server=states[0])["items"]
     assert float((moved - before).norm(dim=1).max()) <= 0.7 * float(states[0]["usual/items"]) * (1 + 1e-4)
+
+
+def test_a_reason_holds_nothing_that_a_terminal_would_obey(tmp_path):
+    data = few_users(24)
+    fleet, link = federation_of(tmp_path, data, job_of(data, "fedmf", METHODS["fedmf"]))
+    named = json.dumps({"x\n\x1b[2Jround 7: all is well": {"kind": "each"}})
+    link.spoil = {"n1": header(lambda h: h["__metadata__"].update(kinds=named))}
+    list(fleet.train(fleet.method.init_server(fleet.federation), torch.arange(24), 1, Traffic()))
+    assert "x??[2Jround 7" in fleet.board.of("n1").reason
+    assert fleet.board.of("n1").reason.isprintable()
+
+
+@pytest.mark.parametrize("name", ["pfedgraph", "fedca"])
+def test_clients_that_say_they_weigh_nothing_stop_no_server(tmp_path, name):
+    data = few_users(24)
+    fleet, link = federation_of(tmp_path, data, job_of(data, name, METHODS[name]))
+    weightless = value("weight", torch.zeros_like)
+    link.spoil = {"n1": lambda reply: weightless(reply) if unpack(reply).kind == "trained" else reply}
+    server = fleet.method.init_server(fleet.federation)
+    for round in (1, 2):
+        uploads = fleet.train(server, torch.arange(24), round, Traffic())
+        server = fleet.method.aggregate(server, uploads, Moment(round, 0))
+    assert all(bool(torch.isfinite(leaf).all()) for leaf in server.values())

@@ -4,13 +4,20 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 
 import pytest
 
 pytest.importorskip("flwr")
 
 import httpx
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from deploy.processes import free_port
 from tacit.config import config
@@ -240,6 +247,33 @@ def test_nodes_reach_the_fleets_paths_alone(made):
             assert b" 413 " in line.recv(200).split(b"\r\n")[0]
 
 
+def test_a_strangers_body_is_not_taken_in(made, tmp_path):
+    """Flower reads a request and then asks who sent it: as many bodies of 32 MB as there are connections."""
+    keys.make(tmp_path, ["127.0.0.1"], ["a"])
+    known, other = (keys.own(folder / "nodes" / "a" / "node.key") for folder in (made, tmp_path))
+    at = datetime.now(UTC).isoformat()
+    lines = [(key, key.sign(at.encode(), ec.ECDSA(hashes.SHA256()))) for key in (known, other)]
+    port = free_port()
+    with secured(made, port) as engine:
+        trust = ssl.create_default_context(cafile=made / "ca.crt")
+        for key, signature in ((None, b""), (other, lines[1][1]), (known, lines[1][1]), (known, b"x")):
+            raw = socket.create_connection(("127.0.0.1", port), timeout=10)
+            with trust.wrap_socket(raw, server_hostname="127.0.0.1") as line:
+                public = b"" if key is None else public_key_to_bytes(key.public_key())
+                head = {
+                    "host": "x",
+                    "content-type": "application/protobuf",
+                    "content-length": "1000000",
+                    FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public).decode(),
+                    FLEET_HTTP_SIGNATURE_HEADER: b64encode(signature).decode(),
+                    TIMESTAMP_HEADER: at,
+                }
+                text = "".join(f"{name}: {value}\r\n" for name, value in head.items())
+                line.sendall(f"POST /v1/fleet/activate-node HTTP/1.1\r\n{text}\r\nx".encode())
+                assert b" 401 " in line.recv(200).split(b"\r\n")[0], "long before the body is there"
+        assert engine.rejected == {"127.0.0.1": 4}
+
+
 def test_without_tls_nothing_but_this_machine_is_served_or_talked_to():
     with pytest.raises(UserError, match="needs --keys"):
         Engine("0.0.0.0", free_port())
@@ -248,11 +282,11 @@ def test_without_tls_nothing_but_this_machine_is_served_or_talked_to():
 
 
 def test_to_go_without_keys_must_be_asked_for_by_name(tmp_path):
-    with pytest.raises(UserError, match="ask for --insecure on this machine alone"):
+    with pytest.raises(UserError, match="ask for --insecure on this machine only"):
         commands.node(
             (tmp_path, "user", "item", None), "127.0.0.1:1", tmp_path, None, False, name=None, allow=(), threads=1
         )
-    with pytest.raises(UserError, match="ask for --insecure on this machine alone"):
+    with pytest.raises(UserError, match="ask for --insecure on this machine only"):
         commands.server(config(method="fedmf"), tmp_path, tmp_path, ("127.0.0.1", 0), None, False, terms={})
 
 

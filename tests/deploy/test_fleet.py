@@ -8,14 +8,14 @@ import torch
 from deploy.direct import cut, federation_of, job_of
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Moment
-from tacit.core.payload import decode
+from tacit.core.payload import Each, Payload, decode
 from tacit.data.cohort import Federation
 from tacit.data.interactions import from_columns
 from tacit.data.ragged import Ragged
 from tacit.data.splits import split
 from tacit.deploy.fleet import Grown, TooFew
 from tacit.deploy.node import Node, recommend
-from tacit.deploy.wire import unpack
+from tacit.deploy.wire import Packet, unpack
 from tacit.evaluation.metrics import by_hits
 from tacit.evaluation.protocol import Evaluator
 from tacit.methods import known
@@ -276,3 +276,16 @@ def test_noise_is_added_on_the_node_and_not_from_the_seed(tmp_path):
     assert change.abs().mean() == pytest.approx(0.01, rel=0.3)
     assert not torch.equal(*sent), "whoever knows the seed could take the noise off"
     assert fleet.count.refused == 0
+
+
+def test_an_evaluation_singles_out_nobody(tmp_path):
+    """With a table of its own for one user, and zeros for all others, mean metrics named that user's held-out item."""
+    data = few_users(8)
+    fleet, link = federation_of(tmp_path, data, job_of(data, "fedmf", METHODS["fedmf"]), 1)
+    server, ids = fleet.method.init_server(fleet.federation), torch.arange(8)
+    down = fleet.method.downlink(server, ids)
+    each = {name: Each(field.dense().expand(8, *field.one_shape).clone()) for name, field in down.fields.items()}
+    head = {"job": fleet.job.id, "place": [0, 0], "keep": [0], "round": 1, "phase": "valid"}
+    for fields, kind in ((down.fields, "evaluated"), (down.fields | each, "sorry")):
+        asked = Packet("evaluate", head, Payload(ids, fields).encode()).pack()
+        assert unpack(link.named["n0"].answer(asked)).kind == kind

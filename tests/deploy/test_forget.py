@@ -11,8 +11,9 @@ from tacit.deploy import commands
 from tacit.deploy.forget import NOBODY, forget, refuse
 from tacit.deploy.node import Node, recommend
 from tacit.deploy.vault import Vault
-from tacit.deploy.wire import unpack
+from tacit.deploy.wire import Packet, unpack
 from tacit.errors import UserError
+from tacit.privacy.mechanisms import Gaussian
 from toys import few_users
 
 SETTINGS = {"dim": 4, "epochs": 1, "init": 0.1}
@@ -108,3 +109,35 @@ def test_the_command_knows_who_is_there(tmp_path):
     (vault.path / "forgotten.json").write_text("[]")
     with pytest.raises(UserError, match=r"forgotten\.json is damaged"):
         Node(node.data, vault.path)
+
+
+def test_nothing_of_a_forgotten_user_stays_in_a_ledger_or_in_half_written_and_damaged_files(tmp_path):
+    data = few_users(24)
+    noise = Gaussian(4.0, 0.5).stated()
+    fleet, link = federation_of(tmp_path, data, job_of(data, "fedmf", SETTINGS, ldp=noise))
+    node = link.named["n1"]
+    rounds(fleet, fleet.method.init_server(fleet.federation), 1, 1)
+    user, job = node.work.users[2], node.vault.job(fleet.job.id)
+    for left in (node.vault.path / "ledger.json.new", job / "state" / "000002.safetensors.new"):
+        left.write_text(f'"{user}"')
+    (job / "state" / "000000.safetensors").write_text(f'"{user}"')
+    (node.vault.path / "of another.new").write_text("mine")
+    spent = json.loads((node.vault.path / "ledger.json").read_text())[fleet.job.id]["releases"]
+    assert spent.pop(user) == 1
+    with node.vault.held():  # as by a node that runs: it clears its ledger itself, before it answers again
+        forget(node.vault.path, user)
+        assert f'"{user}"' in (node.vault.path / "ledger.json").read_text()
+    node.answer(Packet("anything").pack())
+    assert f'"{user}"'.encode() not in everything(node.vault.path)
+    assert json.loads((node.vault.path / "ledger.json").read_text())[fleet.job.id]["releases"] == spent
+    assert (node.vault.path / "of another.new").exists()
+    # and without one it is done at once
+    forget(node.vault.path, next(iter(spent)))
+    assert len(json.loads((node.vault.path / "ledger.json").read_text())[fleet.job.id]["releases"]) == len(spent) - 1
+
+
+@pytest.mark.parametrize("how", [forget, commands.forget])
+def test_nobody_is_forgotten_in_a_folder_that_is_no_nodes(tmp_path, how):
+    with pytest.raises(UserError, match="typo is not a node's folder; nobody was forgotten"):
+        how(tmp_path / "typo", "1")
+    assert not (tmp_path / "typo").exists()

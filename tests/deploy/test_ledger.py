@@ -11,6 +11,8 @@ from deploy.direct import Direct, federation_of, job_of
 from deploy.test_server import SETTINGS, asked, go, nodes
 from tacit.config import config
 from tacit.core.fleet import Traffic
+from tacit.core.payload import Change
+from tacit.deploy.forget import forget
 from tacit.deploy.ledger import Ledger
 from tacit.deploy.node import Node
 from tacit.deploy.vault import Vault
@@ -152,3 +154,50 @@ def test_the_stated_epsilon_is_that_of_what_was_asked_for(tmp_path, kills):
     assert found.epsilon == pytest.approx(spent) == pytest.approx(mechanism.epsilon(3 + kills))
     assert (found.epsilon > 10) == (kills == 3)
     assert not math.isinf(spent)
+
+
+def hello(node, job):
+    return unpack(node.answer(Packet("hello", {"version": VERSION}, job.dump()).pack()))
+
+
+@pytest.mark.parametrize("scale", [1e-9, math.nan, math.inf, -1.0, 1e-40, "1"])
+@pytest.mark.parametrize("clip", [math.nan, 0.0, 1e-42, -1.0])
+def test_a_server_cannot_ask_for_noise_that_is_no_noise(tmp_path, scale, clip):
+    """With a bound that is no number touched rows were NaN, others not, and ε = 0 was counted."""
+    data = few_users(4)
+    careful = Node(data, tmp_path, "n", threads=1, max_epsilon=1.0)
+    asked = job_of(data, "fedmf", SETTINGS, ldp={"kind": "gaussian", "scale": scale, "clip": clip})
+    assert hello(careful, asked).kind == "sorry"
+
+
+def test_with_a_bound_on_epsilon_no_size_is_told_to_a_run_that_bounds_none(tmp_path):
+    data = few_users(4)
+    job = noisy(data, UnclippedGaussian(1.0))
+    assert hello(Node(data, tmp_path / "a", "n", threads=1, max_epsilon=1.0), job).kind == "sorry"
+    assert hello(Node(data, tmp_path / "b", "n", threads=1), job).kind == "here"
+
+
+def test_an_epsilon_that_is_no_number_is_above_every_bound(tmp_path, monkeypatch):
+    ledger = Ledger(Node(few_users(4), tmp_path, threads=1).vault, 1.0)
+    monkeypatch.setattr(Ledger, "_spent", lambda *_: math.nan)
+    with pytest.raises(UserError, match="above --max-epsilon 1"):
+        ledger.charge("a", NOISE, "x")
+
+
+def test_forgotten_users_spend_nothing(tmp_path):
+    data = few_users(24)
+    fleet, link = federation_of(tmp_path, data, noisy(data))
+    node = link.named["n0"]
+    for user in node.work.users[:3]:
+        forget(node.vault.path, user)
+    careful = Node(node.data, node.vault.path, threads=1, max_epsilon=NOISE.epsilon(2))
+    kinds = [train(careful, fleet, round).kind for round in (1, 2, 3)]
+    assert kinds == ["trained", "trained", "sorry"]
+
+
+def test_a_change_beyond_measure_is_not_rounded_above_its_bound():
+    change = Change(torch.full((1, 4096), 0.51 * 2.0**60))
+    size = float(change.value.double().norm())
+    noise = Gaussian(1.0, 0.5001 * 2.0**-149 * size)
+    noise.bound([change], 1)
+    assert float(change.value.double().norm()) <= noise.clip

@@ -73,3 +73,12 @@ def test_logs_are_put_aside_and_stay_their_owners_alone(tmp_path, monkeypatch):
     assert len(files) == 6
     assert all(file.stat().st_size <= 2000 and file.stat().st_mode & 0o077 == 0 for file in files)
     assert "line 399" in (tmp_path / "server.log").read_text()
+
+
+def test_what_others_say_makes_no_line_of_its_own(tmp_path):
+    log = logging.getLogger("tacit.server")
+    with commands._logged(tmp_path / "server.log"):
+        log.warning("node %s", "x\n2026-11-18 03:00:00,000 INFO round 7: 943 clients\x1b[2J" + "y" * 10_000)
+    (line,) = (tmp_path / "server.log").read_text().splitlines()
+    assert "x?2026-11-18 03:00:00,000 INFO round 7: 943 clients?[2J" in line
+    assert len(line) < 3000

@@ -13,7 +13,7 @@ from deploy.test_fleet import METHODS, distributed, same
 from tacit.config import config
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Moment
-from tacit.core.payload import BadPayload, decode
+from tacit.core.payload import BadPayload, Each, Payload, Shared, decode
 from tacit.data.cohort import Federation
 from tacit.data.splits import split
 from tacit.deploy.fleet import TooFew
@@ -187,3 +187,76 @@ def test_a_sum_weighs_no_more_than_its_clients_announced(tmp_path):
     link.spoil = {"n1": heavier(free / 2)}
     with pytest.raises(TooFew, match="'weight' is outside"):
         distributed(fleet, 2, first=2)
+
+
+def told(**values):
+    return lambda packet: Packet(packet.kind, packet.head | values, packet.body)
+
+
+def model(make):
+    def change(packet):
+        down = decode(packet.body)
+        fields = {name: make(field, len(down.ids)) for name, field in down.fields.items()}
+        return Packet(packet.kind, packet.head, Payload(down.ids, fields).encode())
+
+    return change
+
+
+LIES = {
+    "steps so wide that all becomes zero": told(clients=2**55),
+    "another model": model(lambda field, clients: Shared(field.dense() * 0)),
+    "a model each": model(lambda field, clients: Each(field.dense().repeat(clients, *[1] * field.dense().dim()))),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_server_cannot_make_the_others_send_nothing(tmp_path, name):
+    """Told of another fixed point than the first node, the others sent zeros: the sum was that node's upload."""
+    fleet, link = securely(tmp_path, few_users(24))
+    honest = {name: node.answer for name, node in link.named.items()}
+
+    def lied_to(node):
+        def answer(blob):
+            packet = unpack(blob)
+            return honest[node]((LIES[name](packet) if packet.kind == "train" else packet).pack())
+
+        return answer
+
+    for node in ("n1", "n2"):
+        link.named[node].answer = lied_to(node)
+    with pytest.raises(TooFew, match=r"secure sum aborted: . of 3 clients are left after (Unmask|MaskedInput)"):
+        list(fleet.train(fleet.method.init_server(fleet.federation), torch.arange(24), 1, Traffic()))
+    assert not any(unpack(reply).kind == "revealed" for _, _, reply in link.seen)
+
+
+def test_nodes_of_different_runs_do_not_open_a_sum(tmp_path):
+    """Settings are the server's: with a rate of zero the others would add nothing to what one node has learnt."""
+    data = few_users(24)
+    fleet, link = securely(tmp_path, data)
+    still = job_of(data, "fedmf", ONE | {"lr": 0.0, "table_lr": 0.0}, secure=True)
+    for node in ("n1", "n2"):
+        real = link.named[node].answer
+        assert unpack(real(Packet("hello", {"version": VERSION}, still.dump()).pack())).kind == "here"
+
+        def answer(blob, real=real):
+            packet = unpack(blob)
+            return real(Packet(packet.kind, packet.head | {"job": still.id}, packet.body).pack())
+
+        link.named[node].answer = answer
+    with pytest.raises(TooFew, match="secure sum aborted: 0 of 3 clients are left after Unmask"):
+        list(fleet.train(fleet.method.init_server(fleet.federation), torch.arange(24), 1, Traffic()))
+
+
+def test_a_node_trains_nobody_elses_clients(tmp_path, caplog):
+    fleet, link = federation_of(tmp_path, few_users(24), job_of(few_users(24), "popularity"))
+    down = fleet.method.downlink(fleet.method.init_server(fleet.federation), torch.arange(1)).encode()
+    asked = {"job": fleet.job.id, "place": [8, 8], "keep": [0], "round": 1}
+    assert unpack(link.named["n1"].answer(Packet("train", asked, down).pack())).head == {"error": "Unknown"}
+
+
+def test_a_method_that_needs_single_uploads_is_in_no_secure_sum_of_a_node(tmp_path):
+    """Its models are each client's own: nobody could compare them."""
+    data = few_users(24)
+    fleet, _ = securely(tmp_path, data, "gpfedrec", METHODS["gpfedrec"])
+    with pytest.raises(TooFew, match="0 of 3 clients are left after MaskedInput"):
+        list(fleet.train(fleet.method.init_server(fleet.federation), torch.arange(24), 1, Traffic()))

@@ -274,3 +274,20 @@ def test_the_budget_of_noise_is_stated(tmp_path):
     found = go(tmp_path, Direct(nodes(tmp_path)), dataclasses.replace(what, config=made))
     assert found.epsilon == pytest.approx(4, rel=0.01)
     assert found.ldp["epsilon_round"] == pytest.approx(2, rel=0.01)
+
+
+@pytest.mark.parametrize(("file", "text"), [("nodes.json", '{"members": [{"na'), ("nodes.json", '{"members": [{}]}')])
+def test_a_damaged_list_of_nodes_is_a_sentence(tmp_path, file, text):
+    what = asked(tmp_path)
+    folder, job = prepare(what, tmp_path / "run")
+    (folder.path / file).write_text(text)
+    with pytest.raises(UserError, match=r"nodes\.json cannot be read .*; restore it from a copy, or start a new run"):
+        run(what, folder, job, Direct({}))
+
+
+def test_a_damaged_count_of_what_was_asked_is_a_sentence(tmp_path):
+    what = asked(tmp_path)
+    folder, job = prepare(what, tmp_path / "run")
+    (folder.path / "asked.jsonl").write_text("1\n2\n\0\0")
+    with pytest.raises(UserError, match=r"asked\.jsonl is damaged, and with it how often clients were asked"):
+        run(what, folder, job, Direct(nodes(tmp_path)))

@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from deploy.direct import federation_of, items_file, job_of
 from deploy.processes import ENVIRONMENT, csv, free_port
@@ -103,7 +104,7 @@ def test_what_a_node_was_started_with_holds_for_older_jobs(tmp_path, caplog):
     with pytest.raises(RuntimeError, match="0 of 24 clients"):
         distributed(fleet, rounds=2, first=2, server=server)
     assert {unpack(reply).kind for _, _, reply in link.seen} == {"sorry"}
-    assert "it takes part in secure sums alone" in caplog.text
+    assert "it takes part in secure sums only" in caplog.text
     with pytest.raises(RuntimeError, match="0 of 24 users"):
         fleet.evaluate(server, "valid", 1)
 
@@ -187,3 +188,34 @@ def test_a_port_that_is_none_gets_a_sentence(tmp_path, port):
     assert done.stderr.startswith(f"tacit: --port {port} is not a port")
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_server_cannot_fill_a_disk_with_states(tmp_path):
+    data = few_users(24)
+    fleet, link = federation_of(tmp_path, data, job_of(data, "fedmf", {"dim": 4, "epochs": 1}))
+    node, server = link.named["n0"], fleet.method.init_server(fleet.federation)
+    down = fleet.method.downlink(server, torch.arange(2)).encode()
+    for keep, kind in ((list(range(99)), "sorry"), ([], "sorry"), ([1], "trained")):
+        for round in range(1, 9):
+            head = {"job": fleet.job.id, "place": [0, 0], "keep": keep, "round": round}
+            assert unpack(node.answer(Packet("train", head, down).pack())).kind == kind
+        assert len(node.vault.rounds(fleet.job.id)) <= 4
+
+
+def test_a_folder_has_one_node(tmp_path, monkeypatch):
+    file = tmp_path / "own.csv"
+    file.write_text("user,item\na,x\na,y\nb,x\n")
+    monkeypatch.setattr(commands, "_speak", lambda: None)
+    with Vault(tmp_path / "node").held() as alone:
+        assert alone
+        with pytest.raises(UserError, match=r"another node runs in .*node; stop it, or name another --folder"):
+            commands.node(
+                (file, "user", "item", None),
+                "127.0.0.1:1",
+                tmp_path / "node",
+                None,
+                True,
+                name="n",
+                allow=(),
+                threads=1,
+            )

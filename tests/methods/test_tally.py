@@ -344,8 +344,8 @@ def test_noise_has_the_stated_size_and_is_fresh_unless_seeded(divided):
     assert not np.triu(noisy["A"].numpy(), 1).any()
     assert torch.equal(noisy["C"], fitted(Tally(**settings, dp_seed=5), federation)[0]["C"])
     assert not torch.equal(noisy["C"], fitted(Tally(**settings), federation)[0]["C"])
-    assert Tally(**SMALL).epsilon(1) is None
-    assert Tally(**settings).epsilon(9) == Tally(**settings).epsilon(1) > 0
+    assert Tally(**SMALL).spent(1) is None
+    assert Tally(**settings).spent(9) == Tally(**settings).spent(1) > 0
 
 
 def test_the_planted_sequels_are_found(tmp_path):

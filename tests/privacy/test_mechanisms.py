@@ -134,7 +134,7 @@ def test_what_cannot_be_covered_is_refused_in_a_sentence():
     mechanism = named("laplace", 1.0, clip=1.0)
     cells = Sparse(torch.tensor([0]), torch.tensor([1]), torch.tensor([1.0]), (3, 3))
     for field, words in (
-        (cells, r"'x' of the upload is sparse.* tally .*--set clip=1 --set dp_noise=1"),
+        (cells, r"'x' of the upload is sparse.* tally .*--set epsilon=8"),
         (Each(torch.tensor([3])), r"'x' of the upload is of type int64"),
         (Each(torch.tensor([True]), private=False), r"'x' of the upload is of type bool"),
         (Shared(torch.ones(2)), r"'x' of the upload is one value for all clients"),

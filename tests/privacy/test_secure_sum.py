@@ -107,7 +107,7 @@ def test_a_sum_of_two_hides_nothing():
     with pytest.raises(UserError, match="a secure sum of 2 clients hides nothing: it takes at least 3"):
         simulate([1, 2], given(words_of([1, 2])))
     for dropouts, colluding in ((0.6, 0.4), (-0.1, 0.0)):
-        with pytest.raises(UserError, match="together below 1"):
+        with pytest.raises(UserError, match="must be below 1 together"):
             Server(IDS, dropouts, colluding)
 
 
@@ -456,3 +456,14 @@ def test_566_clients_with_the_table_of_movielens(drops):
     done = simulate(ids, ((i, words[i % 8]) for i in ids), drops)
     assert np.array_equal(done.total, plain(words, [i % 8 for i in done.clients]))
     assert len(done.clients) == 566 - len(drops.get("MaskedInput", ()))
+
+
+def test_a_key_that_agrees_with_nobody_is_refused_before_others_fail_by_it():
+    server = Server(range(4))
+    clients = {i: Client(i, word) for i, word in server.invite().items()}
+    bad = replace(clients[0].advertise(), mask=bytes(32))
+    with pytest.raises(BadMessage, match="not a public key"):
+        server.keys(bad)
+    for i in (1, 2, 3):
+        server.keys(clients[i].advertise())
+    assert 0 not in server.introduce()

@@ -40,6 +40,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "update": inspection.update,
     "report": pages.report,
     "studio": pages.studio,
+    "serve": pages.serve,
     "keys": nodes.keys,
     "server": nodes.server,
     "node": nodes.node,
@@ -72,7 +73,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version and end")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version and exit")
     ] = False,
 ) -> None:
     pass

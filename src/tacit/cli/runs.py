@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,11 +42,11 @@ def run(
     robust: o.Robust = "",
     folder: Annotated[Path | None, typer.Option("--out", help="the run's folder")] = None,
     sanity_rows: o.Sanity = True,
-    diagnosed: Annotated[bool, typer.Option("--diagnose", help="record `tacit diagnose` of every validation")] = False,
+    diagnosed: Annotated[bool, typer.Option("--diagnose", help="record `tacit diagnose` at every validation")] = False,
     as_json: o.AsJson = False,
     progress_kind: o.ProgressKind = "auto",
     written: Annotated[
-        Path | None, typer.Option("--config", help="options from a TOML file or a run.json; those typed come first")
+        Path | None, typer.Option("--config", help="options from a TOML file or a run.json; options typed here win")
     ] = None,
 ) -> None:
     """Train a method on real data, evaluate it, and show what it would recommend."""
@@ -127,8 +128,8 @@ def train(
         sources.load(data, min_interactions, progress)
     with stopping("nothing is kept of a choice that was not finished"), rounds_bar() as watching:
         made = prepare(asked, folder, watch=watching("choosing by validation"))
-    if made.chosen:
-        out.print(f"{method}: {made.chosen}")
+    for line in filter(None, (made.chosen and f"{method}: {made.chosen}", made.idle)):
+        out.print(line)
     _finish_model(made)
 
 
@@ -144,12 +145,12 @@ def _finish_model(run: "Run") -> None:
     users = _some_users(run)
     for user in users:
         show(report.recommendations(user, model.recent(user), model.recommend(user)))
-    items = ",".join(model.owned(users[0])[:3])
+    where, user, items = map(quote, (str(path), users[0], ",".join(model.owned(users[0])[:3])))
     out.print(
         f"trained on all {len(run.split.data):,} interactions of {run.split.n_users:,} users → {path}\n"
-        f"for a user: tacit recommend {path} --user {users[0]}\n"
-        f"for somebody new: tacit recommend {path} --items {items}\n"
-        f"for everyone: tacit recommend {path} --all --out lists.csv"
+        f"for a user: tacit recommend {where} --user {user}\n"
+        f"for somebody new: tacit recommend {where} --items {items}\n"
+        f"for everyone: tacit recommend {where} --all --out lists.csv"
     )
 
 
@@ -209,13 +210,18 @@ def compare(
             ldp=ldp,
         )
     table(rows, names_of(metrics))
+    own = [row.method for row in rows if rounds and not patience and {run.rounds for run in row.runs} != {rounds}]
+    if own:
+        out.print(f"rounds={rounds} has no effect on {', '.join(own)}: closed forms have rounds of their own.")
     if as_json:
         print(to_json([dataclasses.asdict(one) for row in rows for one in row.runs]))
 
 
 def resume(
     folder: o.RunFolder,
-    rounds: Annotated[int | None, typer.Option("--rounds", help="let a run, finished or not, have so many")] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="extend a run, finished or not, to this many rounds")
+    ] = None,
     sanity_rows: o.Sanity = True,
     as_json: o.AsJson = False,
     progress_kind: o.ProgressKind = "auto",
@@ -252,7 +258,7 @@ def _finish(run: "Run", sanity_rows: bool, as_json: bool, progress_kind: str) ->
         rows = [Row(run.config.method, (summary,))]
         if sanity_rows:
             names = ["popularity", "ease", "oracle"] if run.split.n_items <= EASE_ITEMS else ["popularity", "oracle"]
-            rows += sanity(run.config, [n for n in names if n != run.config.method])
+            rows += sanity(run.config, [n for n in names if n != run.config.method], run.folder.data)
     table(rows, run.config.metrics)
     if isinstance(run.method, Choosing) and summary.rounds > 1:
         out.print(f"{run.config.method}: validation chose {run.method.choice(summary.best_round)}")

@@ -46,8 +46,20 @@ class Choosing(Protocol):
 class Budgeted(Protocol):
     """Has a privacy budget of its own."""
 
-    def epsilon(self, rounds: int) -> float | None:
-        """What is spent after so many rounds; None: nothing is protected."""
+    def spent(self, rounds: int) -> float | None:
+        """ε after so many rounds; None: nothing is protected."""
+
+
+@runtime_checkable
+class Sharing(Protocol):
+    """Its noise can come from the clients of a secure sum, each a share of it: all that a user sends has norm 1."""
+
+    noise: str  # who adds it: the `server` or the `clients`
+    ratio: float  # the noise's deviation
+    delta: float
+
+    def with_shared_noise(self) -> Method:
+        """The method whose server adds none."""
 
 
 @runtime_checkable

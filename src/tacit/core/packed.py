@@ -129,7 +129,7 @@ class Sparse(Field):
         """Its cells are named."""
         return (
             "is sparse: which cells it names tells more than noise on them could hide; "
-            "tally has central differential privacy of its own: --set clip=1 --set dp_noise=1"
+            "tally has central differential privacy of its own: --set epsilon=8"
         )
 
     def of_one(self) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tacit import rng
 from tacit.core.bounds import usual
-from tacit.core.capabilities import Budgeted
+from tacit.core.capabilities import Budgeted, Sharing
 from tacit.core.fleet import Fleet, Traffic
 from tacit.core.method import Method, Moment
 from tacit.core.payload import State
@@ -124,9 +124,9 @@ def federate(
 
 
 def _epsilon(method: Method, round: int, taken: int, budget: Callable[[int], float] | None) -> float | None:
-    if budget is not None:
+    if budget is not None and not isinstance(method, Sharing):  # whose shares are of what it states itself
         return budget(taken)
-    return method.epsilon(round) if isinstance(method, Budgeted) else None
+    return method.spent(round) if isinstance(method, Budgeted) else None
 
 
 def chosen(method: Method, plan: Plan, clients: int, round: int) -> Tensor:

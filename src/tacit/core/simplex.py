@@ -17,7 +17,8 @@ def project(points: Tensor) -> Tensor:
 
 
 def _project(points: Tensor) -> Tensor:
-    x = points.double()
+    # shares of a weight that is nought are no numbers: clients may say that all of them weigh nothing
+    x = points.double().nan_to_num(0.0, 0.0, 0.0)
     largest = x.sort(1, descending=True).values
     over = largest.cumsum(1) - 1  # (n, k) Σ − 1 of the j largest
     rank = torch.arange(1, x.shape[1] + 1)

@@ -66,6 +66,8 @@ def clean(name: str, source: Source, wish: Wish = Wish()) -> Cleaned:
     elif found["rating"]:
         notes.append("ratings of any height count as interactions; --min-rating leaves the low ones out")
     data = _made(name, columns)
+    if wish.core < 0:
+        raise UserError(f"--core {wish.core} is invalid: it must be at least 0")
     if wish.core:
         data = _core(data, wish.core, notes)
     if kept.skipped:
@@ -111,7 +113,8 @@ def _without_bad(source: Source, found: dict[str, str | None], wish: Wish, notes
         if text != "the time ":
             return text
         shown = table[found["time"] or ""][row]
-        return f"the time '{'' if shown is None else shown}' {dates.PROBLEM}"
+        problem = f"does not match --time-format '{wish.time_format}'" if wish.time_format else dates.PROBLEM
+        return f"the time '{'' if shown is None else shown}' {problem}"
 
     if rows and not wish.skip_bad:
         more = f" ({len(rows):,} such rows of {table.height:,})" if len(rows) > 1 else ""

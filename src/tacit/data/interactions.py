@@ -140,13 +140,12 @@ def from_indices(
     """The same from columns that are indexed: (distinct ids in order, the index of each row)."""
     (user_ids, user), (item_ids, item) = users, items
     pair = user * len(item_ids) + item
-    _, first, rows = np.unique(pair, return_index=True, return_counts=True)
-    repeats = rows - 1
-    if len(first) == len(pair):
-        first = np.arange(len(pair))
-    else:
-        order = np.argsort(first)  # back to the order of the file
-        first, repeats = first[order], repeats[order]
+    _, place, rows = np.unique(pair, return_index=True, return_counts=True)
+    first = np.zeros(len(pair), dtype=bool)
+    first[place] = True
+    again = np.zeros(len(pair), dtype=np.int64)
+    again[place] = rows - 1
+    repeats = again[first]
     return Interactions(
         name=name,
         user=user[first],

@@ -97,7 +97,7 @@ def _content(name: str, data: bytes, layout: Layout, said: tuple[str, ...] = ())
     if data.startswith(b"PAR1"):
         return _typed(name, _parquet(name, io.BytesIO(data)), "Parquet", notes)
     if data.startswith(b"ARROW1"):
-        return _typed(name, pl.read_ipc(io.BytesIO(data)), "Arrow", notes)
+        return _typed(name, _arrow(name, data), "Arrow", notes)
     return _text(name, data, layout, notes)
 
 
@@ -110,6 +110,13 @@ def _parquet(name: str, place: Path | io.BytesIO) -> pl.DataFrame:
         return pl.read_parquet(place)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise UserError(f"{name} is not a readable Parquet file ({str(error).splitlines()[0]})") from error
+
+
+def _arrow(name: str, data: bytes) -> pl.DataFrame:
+    try:
+        return pl.read_ipc(io.BytesIO(data))
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise UserError(f"{name} is not a readable Arrow file ({str(error).splitlines()[0]})") from error
 
 
 def _sqlite(path: Path) -> pl.DataFrame:
@@ -205,7 +212,7 @@ def _names(name: str, rows: list[list[str]], layout: Layout) -> tuple[bool, list
         said = f"without a header: columns taken for {', '.join(names)}"
     if len(set(names)) < len(names):
         raise UserError(
-            f"{name} has two columns of one name; its header is {','.join(names)}; name them anew with --columns"
+            f"{name} has two columns of one name; its header is {','.join(names)}; rename them with --columns"
         )
     return header, names, said
 

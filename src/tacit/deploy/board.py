@@ -71,6 +71,14 @@ class Board:
                 if one.up:
                     one.last_seen = time.time()
 
+    def rename(self, before: str, name: str) -> None:
+        """A node has said who it is: what it was sent until then is its own."""
+        with self._lock:
+            old = self.nodes.pop(before, None)
+        if old is not None:
+            one = self.of(name)
+            one.bytes_up, one.bytes_down = one.bytes_up + old.bytes_up, one.bytes_down + old.bytes_down
+
     def answered(self, name: str, seconds: float) -> None:
         """A node did what it was asked."""
         one = self.of(name)

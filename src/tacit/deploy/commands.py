@@ -25,6 +25,7 @@ from tacit.deploy.forget import refuse
 from tacit.deploy.monitor import Monitor
 from tacit.deploy.node import Node, served
 from tacit.deploy.node import recommend as recommend_here
+from tacit.deploy.replies import plain
 from tacit.deploy.server import Asked, prepare, run
 from tacit.deploy.vault import Vault
 from tacit.errors import UserError
@@ -32,6 +33,7 @@ from tacit.runs.assembly import method_of
 from tacit.runs.run import Recommendation, Summary
 
 MOST_LOG = 5_000_000  # bytes
+MOST_LINE = 2_000  # letters
 
 Source = tuple[Path, str, str, str | None]  # file, and its columns of users, items and times
 
@@ -65,7 +67,7 @@ def server(
 
     _say_insecure(keys_folder, insecure)
     if not 0 <= listen[1] <= 65535:
-        raise UserError(f"--port {listen[1]} is not a port; choose one from 1 to 65535, or 0 for any that is free")
+        raise UserError(f"--port {listen[1]} is not a port; choose one from 1 to 65535, or 0 for any free one")
     _speak()
     what = Asked(asked, catalogue, terms=Terms(**terms), **options)
     folder, job = prepare(what, out)
@@ -106,27 +108,34 @@ def node(
 ) -> None:
     """Answer a server until the process is told to end."""
     import_module("tacit.deploy.flower")  # says in a sentence that Flower is missing, where it is
-    from tacit.deploy import keys
-    from tacit.deploy.connection import serve
-
     _say_insecure(keys_folder, insecure)
     _speak()
     vault = Vault(folder)
     bound = math.inf if max_epsilon is None else max_epsilon
-    here = Node(_read(source), folder, name, threads, allow, secure, keys_folder, bound)
-    vault.write_json("source.json", [str(Path(source[0]).resolve()), *source[1:], list(allow)])
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with _logged(folder / "node.log"):
-        if keys_folder is not None:
-            keys.warn(keys_folder / "ca.crt", logging.getLogger("tacit.node"))
-        serve(
-            address,
-            here.answer,
-            None if keys_folder is None else keys_folder / "ca.crt",
-            None if keys_folder is None else keys.own(keys_folder / "node.key"),
-            stop=stop,
-        )
+    with vault.held() as alone:
+        if not alone:
+            raise UserError(f"another node runs in {folder}; stop it, or name another --folder")
+        here = Node(_read(source), folder, name, threads, allow, secure, keys_folder, bound)
+        vault.write_json("source.json", [str(Path(source[0]).resolve()), *source[1:], list(allow)])
+        signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        with _logged(folder / "node.log"):
+            _serve(address, here, keys_folder, stop)
+
+
+def _serve(address: str, here: Node, keys_folder: Path | None, stop: threading.Event) -> None:
+    from tacit.deploy import keys
+    from tacit.deploy.connection import serve
+
+    if keys_folder is not None:
+        keys.warn(keys_folder / "ca.crt", logging.getLogger("tacit.node"))
+    serve(
+        address,
+        here.answer,
+        None if keys_folder is None else keys_folder / "ca.crt",
+        None if keys_folder is None else keys.own(keys_folder / "node.key"),
+        stop=stop,
+    )
 
 
 def virtual(asked: RunConfig, out: Path, nodes: int, deadline: float, cpus: float, ray: str | None) -> Summary:
@@ -159,6 +168,8 @@ def recommend(folder: Path, user: str, k: int) -> tuple[list[str], list[Recommen
 
 def forget(folder: Path, user: str) -> bool:
     """Forget a user of a node, running or not; False where that was done before."""
+    if not Vault.is_one(folder):
+        raise UserError(f"{folder} is not a node's folder; nobody was forgotten")
     vault = Vault(folder)
     written = vault.json("source.json")
     source = Path(written[0]) if isinstance(written, list) and len(written) == 5 else None
@@ -182,19 +193,26 @@ def _read(source: Source) -> Interactions:
 
 def _say_insecure(keys_folder: Path | None, insecure: bool) -> None:
     if keys_folder is None and not insecure:
-        raise UserError(
-            "name the keys with --keys (tacit keys makes them), or ask for --insecure on this machine alone"
-        )
+        raise UserError("name the keys with --keys (tacit keys makes them), or ask for --insecure on this machine only")
 
 
 def _speak() -> None:
     """What happens, on standard error."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(_OneLine("%(asctime)s %(message)s", "%H:%M:%S"))
     log = logging.getLogger("tacit")
     log.setLevel(logging.INFO)
     log.handlers = [handler]
     log.propagate = False
+
+
+class _OneLine(logging.Formatter):
+    """Whatever a server or a node wrote into its words, it makes no line of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The message in one line, and not an endless one."""
+        record.message = plain(record.message[:MOST_LINE])
+        return super().formatMessage(record)
 
 
 class _Rotating(logging.handlers.RotatingFileHandler):
@@ -216,8 +234,8 @@ def _logged(path: Path) -> Iterator[None]:
         path.touch(mode=0o600)
         handler = _Rotating(path, maxBytes=MOST_LOG, backupCount=5, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; repair that and try again") from error
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        raise UserError(f"cannot write {path}: {error.strerror}; fix that and try again") from error
+    handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(message)s"))
     log = logging.getLogger("tacit")
     log.addHandler(handler)
     try:

@@ -12,16 +12,24 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
+from base64 import b64decode
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, cast
 
 import uvicorn
 from flwr.app import Message, MessageType
 from flwr.app.message import remove_content_from_message
-from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID, TIMESTAMP_HEADER
 from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, NodeStatus, TaskType
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    FLWR_IN_MEMORY_DB_NAME,
+    NOOP_FEDERATION_ID,
+    NodeStatus,
+    TaskType,
+)
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
@@ -29,6 +37,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 from flwr.superlink.config_loader import SuperLinkLifespanConfig
@@ -51,20 +60,24 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 class FleetOnly:
     """An ASGI application that lets through what a node needs, and bodies of a bearable size."""
 
-    def __init__(self, app: Any, rejected: dict[str, int]) -> None:
-        """`rejected` counts, by address, the requests whose key is not known."""
-        self.app, self.rejected = app, rejected
+    def __init__(self, app: Any, rejected: dict[str, int], keys: Collection[bytes] | None = None) -> None:
+        """`rejected` counts, by address, the requests whose key is not known; `keys` are those that are, None: any."""
+        self.app, self.rejected, self.keys = app, rejected, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        length = dict(scope["headers"]).get(b"content-length", b"")
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length", b"")
         if not scope["path"].startswith("/v1/fleet/"):
             await _refuse(send, 404)
         elif not length.isdigit() or int(length) > MOST_REQUEST:  # without a length a body could be endless
             await _refuse(send, 413)
+        elif self.keys is not None and not _signed(headers, self.keys):  # before a stranger's body is taken in
+            await self._noting(scope, send)(_answer(401))
+            await send(_END)
         else:
             await self.app(scope, receive, self._noting(scope, send))
 
@@ -85,9 +98,29 @@ class FleetOnly:
         self.rejected[address] = self.rejected.get(address, 0) + 1
 
 
+_END: MutableMapping[str, Any] = {"type": "http.response.body", "body": b""}
+
+
+def _answer(status: int) -> MutableMapping[str, Any]:
+    return {"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]}
+
+
 async def _refuse(send: Send, status: int) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
-    await send({"type": "http.response.body", "body": b""})
+    await send(_answer(status))
+    await send(_END)
+
+
+def _signed(headers: Mapping[bytes, bytes], keys: Collection[bytes]) -> bool:
+    """Whether one of these keys signed the time of a request; Flower looks at the time itself."""
+    key, signature, at = (
+        headers.get(name.lower().encode(), b"")
+        for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
+    )
+    try:
+        public = b64decode(key, validate=True)
+        return public in keys and verify_signature(bytes_to_public_key(public), at, b64decode(signature, validate=True))
+    except ValueError:
+        return False
 
 
 class Engine:
@@ -105,7 +138,7 @@ class Engine:
         """`nodes` are the public keys that may connect, by name; without a certificate only loopback is served."""
         secure = certificate is not None
         if not secure and not on_loopback(host):
-            raise UserError(f"without TLS nothing but this machine is served; {host} needs --keys")
+            raise UserError(f"without TLS a server serves this machine only; {host} needs --keys")
         config = SuperLinkLifespanConfig(
             control_address="",
             health_server_address=None,
@@ -139,7 +172,7 @@ class Engine:
         self.rejected: dict[str, int] = {} if rejected is None else rejected
         self._server = uvicorn.Server(
             uvicorn.Config(
-                FleetOnly(app, self.rejected),
+                FleetOnly(app, self.rejected, set((nodes or {}).values()) if secure else None),
                 host=host,
                 port=port,
                 log_level="warning",
@@ -211,7 +244,7 @@ class Engine:
                 node = waiting.pop(reply.metadata.reply_to_message_id)
                 self.state.delete_messages({reply.metadata.reply_to_message_id})
                 if reply.has_error():  # Flower's own words on a node that is gone
-                    log.warning("no reply from node %s: %s", self._names.get(node, node), reply.error.reason)
+                    log.warning("no reply from node %s: %.200s", self._names.get(node, node), reply.error.reason)
                 else:
                     coming[node] = reply
             # a node that dies while it sends must not keep the others waiting

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from tacit.core.payload import BadPayload, decode
 from tacit.data.interactions import Interactions
+from tacit.deploy.ledger import FILE, Ledger
 from tacit.deploy.vault import Vault, write
 from tacit.deploy.wire import BadPacket, Packet, unpack
 from tacit.errors import UserError
@@ -30,15 +31,17 @@ NOBODY = "\x00forgotten"  # no file has a user of this name
 
 def forget(folder: Path, user: str) -> bool:
     """Note that a user is to be forgotten and clear its traces; False where it was forgotten before."""
+    if not Vault.is_one(folder):
+        raise UserError(f"{folder} is not a node's folder; nobody was forgotten")
     vault = Vault(folder)
     note = _note(vault)
-    if _mark(note["salt"], user) in note["users"]:
-        clear(vault)
-        return False
-    note["users"].append(_mark(note["salt"], user))
-    vault.write_json(NOTE, note)
-    clear(vault)
-    return True
+    new = _mark(note["salt"], user) not in note["users"]
+    if new:
+        note["users"].append(_mark(note["salt"], user))
+        vault.write_json(NOTE, note)
+    with vault.held() as alone:
+        clear(vault, alone)
+    return new
 
 
 def stamp(folder: Path) -> int:
@@ -68,11 +71,18 @@ def refuse(vault: Vault, user: str) -> None:
         raise UserError(f"user '{user}' was forgotten on this node")
 
 
-def clear(vault: Vault) -> None:
-    """Remove what the folder holds of forgotten users; once more where a node that was at work has written since."""
-    if not (vault.path / NOTE).exists() or not (vault.path / "current").exists():
+def clear(vault: Vault, alone: bool = True) -> None:
+    """Remove what the folder holds of forgotten users; once more where a node that was at work has written since.
+
+    Beside a node that runs, not `alone`, what it may be writing is left to it: it clears before its next answer.
+    """
+    if not (vault.path / NOTE).exists():
         return
-    for job in vault.jobs():
+    if alone:
+        for half in vault.unfinished():
+            half.unlink()
+        _clear_ledger(vault)
+    for job in vault.jobs() if (vault.path / "current").exists() else ():
         for round in vault.rounds(job):
             _clear_state(vault, job, round)
         roster = vault.json(f"jobs/{job}/roster.json")
@@ -94,13 +104,25 @@ def _clear_state(vault: Vault, job: str, round: int) -> None:
             if not (gone := _gone(vault, before)):
                 return
             leaves = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    except FileNotFoundError:
+        return  # a node that runs has gone on meanwhile
     except (SafetensorError, ValueError):
-        return  # damaged: the node itself falls back to the one before
+        path.unlink(missing_ok=True)  # damaged: the node falls back to the one before, as it would have
+        return
     places = [place for place, user in enumerate(before) if user in gone]
     for leaf in leaves.values():
         if leaf.dim() and len(leaf) == len(before):  # a row for each user; what all share has none to take out
             leaf[places] = 0
     vault.save(job, round, leaves, [NOBODY if user in gone else user for user in before])
+
+
+def _clear_ledger(vault: Vault) -> None:
+    runs = Ledger(vault).runs()
+    gone = _gone(vault, [user for run in runs.values() for user in run["releases"]])
+    if gone:
+        for run in runs.values():
+            run["releases"] = {user: count for user, count in run["releases"].items() if user not in gone}
+        vault.write_json(FILE, runs)
 
 
 def _clear_model(path: Path, clients: set[int]) -> None:

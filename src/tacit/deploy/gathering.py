@@ -14,7 +14,7 @@ from tacit.deploy.board import Board
 from tacit.deploy.checks import Refused
 from tacit.deploy.job import Job
 from tacit.deploy.members import Here, Member, Roll, announced, counts_clients
-from tacit.deploy.replies import Count, Failed, of_kind, seconds_of
+from tacit.deploy.replies import Count, Failed, of_kind, plain, seconds_of
 from tacit.deploy.wire import VERSION, BadPacket, Packet, unpack
 from tacit.errors import UserError
 from tacit.privacy import secure_sum
@@ -155,15 +155,17 @@ class Gathering:
             self._ids[here.name] = node
             self._heard[here.name] = here
             self._called[node] = here.name
+            if name != here.name:
+                self.board.rename(name, here.name)
             self.board.of(here.name).node = node
         for name in mute.values():
-            log.warning("node %s does not say who it is", name)
+            log.warning("node %s does not identify itself", name)
             self.board.was_silent(name, time.monotonic() - began, there=True)
         self.board.look(there)
 
     def _note(self, name: str, reason: str) -> None:
         """A refusal, in the log where it is another than before."""
-        one = self.board.of(name)
+        one, reason = self.board.of(name), plain(reason)
         one.refused += 1
         if one.reason != reason:
             log.warning("%s", reason)
@@ -216,7 +218,7 @@ class Gathering:
         node = self._ids[name]
         if node not in self._told:
             self._told.add(node)
-            log.warning("node '%s' came late: %s", name, why)
+            log.warning("node '%s' joined late: %s", name, why)
             self.board.of(name).reason = why
             hello = Packet("hello", {"version": VERSION, "waits": why}, self.job.dump()).pack()
             list(self._ask({node: hello}, {node: name}, min(self.terms.deadline, self.terms.greeting)))

@@ -12,7 +12,9 @@ from tacit.core.method import Method
 from tacit.data.imported import read_items
 from tacit.errors import UserError
 from tacit.methods import find
-from tacit.privacy.mechanisms import Mechanism, named
+from tacit.privacy.mechanisms import Mechanism, Unclipped, named
+
+NOISE = 1e-12, 1e12  # scales and bounds of noise that a node works with: beyond them rounding is no small matter
 
 Catalogue: TypeAlias = tuple[tuple[str, ...], tuple[str, ...] | None]
 
@@ -72,7 +74,14 @@ class Job:
             return None
         if allow is not None:
             _check_allowed(str(self.ldp["kind"]), "mechanisms", allow)
-        return named(**self.ldp | {"source": "system"})
+        made = named(**self.ldp | {"source": "system"})
+        told = [made.scale] if isinstance(made, Unclipped) else [made.scale, made.clip]
+        if not all(isinstance(value, int | float) and NOISE[0] <= value <= NOISE[1] for value in told):
+            raise UserError(
+                f"the run's noise has the scale {made.scale!r} and the bound {made.clip!r}, and both must be from "
+                f"{NOISE[0]:g} to {NOISE[1]:g}; the server needs another --ldp"
+            )
+        return made
 
 
 def _check_allowed(name: str, kinds: str, allow: tuple[str, ...]) -> None:

@@ -28,13 +28,13 @@ class Ledger:
 
     def charge(self, job: str, mechanism: Mechanism, users: Iterable[str]) -> None:
         """Count one release of each of these users, on disk before this returns; refuse it above the bound."""
-        runs = self._runs()
+        runs = self.runs()
         run = runs.setdefault(job, {"ldp": mechanism.stated(), "releases": {}})
         count, charged = run["releases"], list(users)
         for user in charged:
             count[user] = count.get(user, 0) + 1
         spent = self._spent(runs, charged)
-        if spent > self.most:
+        if self.most < math.inf and not spent <= self.most:  # what is no number is not below it
             raise UserError(
                 f"this upload would bring a user to ε = {spent:.4g} by {self.vault.path / FILE}, above --max-epsilon "
                 f"{self.most:g}; start the node with more, or ask for a run with more noise or fewer rounds"
@@ -49,7 +49,7 @@ class Ledger:
 
     def epsilon(self, users: Iterable[str]) -> float:
         """What one of these users has spent at most."""
-        return self._spent(self._runs(), list(users))
+        return self._spent(self.runs(), list(users))
 
     def _spent(self, runs: dict[str, Any], users: list[str]) -> float:
         """Of equal noise all releases together, of different noise the sum (its δ adds up, too).
@@ -60,7 +60,7 @@ class Ledger:
         for run in runs.values():
             noise = dataclasses.replace(named(**run["ldp"]), delta=DELTA)
             counts = together.setdefault((noise.kind, noise.scale, noise.clip), (noise, {}))[1]
-            for user in users:
+            for user in set(users):
                 counts[user] = counts.get(user, 0) + run["releases"].get(user, 0)
         try:
             return sum(noise.epsilon(max(counts.values(), default=0)) for noise, counts in together.values())
@@ -69,7 +69,8 @@ class Ledger:
                 raise
             return math.nan
 
-    def _runs(self) -> dict[str, Any]:
+    def runs(self) -> dict[str, Any]:
+        """As they are on disk; a UserError where they are damaged."""
         found = self.vault.json(FILE)
         if found is None:
             return {}

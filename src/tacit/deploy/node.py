@@ -9,7 +9,6 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -25,8 +24,8 @@ from tacit.deploy import forget
 from tacit.deploy.identity import NodeIdentity
 from tacit.deploy.job import Job
 from tacit.deploy.ledger import Ledger
-from tacit.deploy.party import Party, Unknown
-from tacit.deploy.shard import Shard, known, roster, shard
+from tacit.deploy.party import Party, Unknown, check_alike
+from tacit.deploy.shard import Shard, is_roster, known, roster, shard
 from tacit.deploy.vault import Vault, write
 from tacit.deploy.wire import VERSION, BadPacket, Packet, unpack, version_of
 from tacit.errors import UserError
@@ -54,7 +53,7 @@ class Work:
         found = known(data, job)
         self.data, self.dropped = found.data, found.dropped
         written = vault.json(f"jobs/{job.id}/roster.json")
-        if written is not None and not _is_roster(written):
+        if written is not None and not is_roster(written):
             raise UserError(
                 f"{vault.job(job.id) / 'roster.json'} is damaged; restore it, or remove {vault.job(job.id)}"
             )
@@ -103,7 +102,7 @@ class Work:
             try:
                 self.fleet.store.load(self.vault.load(self.job.id, round, self.users))
             except SafetensorError as error:
-                log.warning("private state of round %d is damaged (%s); the one before is taken", round, error)
+                log.warning("private state of round %d is damaged (%s); using the one before", round, error)
                 self.vault.drop(self.job.id, round)
                 continue
             self.round = round
@@ -112,8 +111,10 @@ class Work:
     def users_of(self, clients: torch.Tensor) -> list[str]:
         """Whose data are in these clients' uploads."""
         if self.job.together:
-            return self.users if len(clients) else []
-        return [self.users[client - self.shard.clients.start] for client in clients.tolist()]
+            found = self.users if len(clients) else []
+        else:
+            found = [self.users[client - self.shard.clients.start] for client in clients.tolist()]
+        return [user for user in found if user != forget.NOBODY]  # who was forgotten has no data
 
     def sizes(self) -> list[int]:
         """|D_u| of each client, for methods that send it as a weight; a number does not depend on a place."""
@@ -161,7 +162,7 @@ class Node:
         before = self.vault.json("node.json")
         known_as = before.get("name") if isinstance(before, dict) else None
         if before is not None and not (known_as and isinstance(known_as, str)):
-            raise UserError(f"{self.vault.path / 'node.json'} names no node; restore it, or remove it and start anew")
+            raise UserError(f"{self.vault.path / 'node.json'} names no node; restore it, or remove it and start over")
         self.name: str = name or known_as or f"node-{secrets.token_hex(6)}"
         if known_as != self.name:
             self.vault.write_json("node.json", {"name": self.name})
@@ -179,7 +180,7 @@ class Node:
         began = time.perf_counter()
         try:
             asked = unpack(blob)
-            log.info("asked: %s, round %s", asked.kind, asked.head.get("round", "-"))
+            log.info("asked: %.40s, round %.40s", asked.kind, asked.head.get("round", "-"))
             if forget.stamp(self.vault.path) != self._forgotten:
                 self._remember()
             reply = {
@@ -210,7 +211,7 @@ class Node:
         job = Job.load(asked.body)
         self._permits(job)
         if why := asked.head.get("waits"):
-            log.warning("the server asks this node for nothing: %s", ascii(why)[:300].strip("'"))
+            log.warning("this node takes no part: %s", ascii(why)[:300].strip("'"))
         work = self.work
         if work is None or work.job.id != job.id:
             work = Work(job, self.data, self.vault, self.threads, self.allow)
@@ -243,11 +244,13 @@ class Node:
     def _permits(self, job: Job) -> None:
         """What the node was started with is its law, for jobs of earlier days as well."""
         if self.secure and not job.secure:
-            raise UserError("the server would see this node's uploads, and it takes part in secure sums alone")
-        if self.ledger.most < math.inf and job.ldp is None:
+            raise UserError("the server would see this node's uploads, and it takes part in secure sums only")
+        noise = job.mechanism(self.allow)
+        if self.ledger.most < math.inf and (noise is None or isinstance(noise, Unclipped)):
+            what = "noise to uploads" if noise is None else "noise that bounds ε"
             raise UserError(
-                f"the run adds no noise to uploads, and this node was started with --max-epsilon {self.ledger.most:g}; "
-                "the server needs --ldp"
+                f"the run adds no {what}, and this node was started with --max-epsilon {self.ledger.most:g}; "
+                "the server needs --ldp with clip"
             )
 
     def _identity(self) -> NodeIdentity | None:
@@ -266,15 +269,18 @@ class Node:
 
     def _train(self, asked: Packet) -> Packet:
         work, round = self._ready(asked), int(asked.head["round"])
+        (best,) = map(int, asked.head["keep"])  # one: of a state for every round the disk would fill
         work.vault.forget_from(work.job.id, round)
         work.stand_at(round - 1)
         down, traffic = decode(asked.body), Traffic()
+        if not all(client in work.shard.clients for client in down.ids.tolist()):
+            raise Unknown("a client of another node")  # whose upload would be nothing: no others could hide in it
         try:
             ups = list(work.fleet.train_on(sent(down), down.ids, round, traffic))
             if work.mechanism is not None and any(up.fields for up in ups):
                 self.ledger.charge(work.job.id, work.mechanism, work.users_of(down.ids))
             if "delivery" in asked.head:
-                body = work.party.masked(work.method, ups, sent(down), asked)
+                body = work.party.masked(work.method, len(work.job.items), ups, down, asked)
             elif work.job.secure and any(up.fields for up in ups):
                 raise UserError("the server asks for uploads outside a secure sum")
             else:
@@ -284,7 +290,7 @@ class Node:
             work.round = -1  # what is in memory is the state of no round
             raise
         work.round = round
-        work.vault.prune(work.job.id, [*asked.head["keep"], work.shown, round - 1, round])
+        work.vault.prune(work.job.id, [best, work.shown, round - 1, round])
         loss = None if work.covered or math.isnan(traffic.loss) else traffic.loss
         return Packet("trained", {"round": round, "loss": loss}, body)
 
@@ -296,6 +302,7 @@ class Node:
         work, phase = self._ready(asked), str(asked.head["phase"])
         work.stand_at(int(asked.head["round"]))
         down = decode(asked.body)
+        check_alike(work.method, len(work.job.items), down)
         write(work.vault.job(work.job.id) / "model.packet", asked.pack())
         work.shown = int(asked.head["round"])
         # Coverage, Gini, novelty and popularity stay out: they take the counts of what a node's users have and are
@@ -310,22 +317,12 @@ class Node:
 def _reopen(vault: Vault, job: str, data: Interactions, threads: int, allow: tuple[str, ...]) -> Work:
     path = vault.job(job) / "job.json"
     if not job.isalnum() or not path.exists():
-        raise Unknown(job)
+        raise Unknown(ascii(job)[:40])
     try:
         found = Job.load(path.read_bytes())
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error}); restore it, or remove {path.parent}") from error
     return Work(found, data, vault, threads, allow)
-
-
-def _is_roster(written: Any) -> bool:
-    """Whether this is what `Work` writes down: users, and the place they were given or none."""
-    if not isinstance(written, dict) or set(written) != {"users", "place"} or not isinstance(written["users"], list):
-        return False
-    place = written["place"]
-    return all(isinstance(user, str) for user in written["users"]) and (
-        place is None or (isinstance(place, list) and [type(number) for number in place] == [int, int])
-    )
 
 
 def _model(vault: Vault, job: str) -> Packet | None:

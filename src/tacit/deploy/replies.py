@@ -29,6 +29,11 @@ class Failed(RuntimeError):
     """A node that says it could not do what it was asked."""
 
 
+def plain(text: str) -> str:
+    """What came from elsewhere, for a log or a terminal: one line, and nothing that moves a cursor."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 def of_kind(packet: Packet, kind: str) -> Packet:
     """The packet, if it is of that kind."""
     if packet.kind == "sorry":

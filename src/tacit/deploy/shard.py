@@ -5,6 +5,7 @@ neighbouring numbers, and the node's arrays reach up to its last one: the users 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -63,6 +64,16 @@ def known(data: Interactions, job: Job) -> Known:
 def roster(data: Interactions) -> list[str]:
     """The users of a node who have anything to train on, in the order of their numbers."""
     return [str(user) for user in data.user_ids[np.bincount(data.user, minlength=data.n_users) > 0]]
+
+
+def is_roster(written: Any) -> bool:
+    """Whether this is what a node writes down: users, and the place they were given or none."""
+    if not isinstance(written, dict) or set(written) != {"users", "place"} or not isinstance(written["users"], list):
+        return False
+    place = written["place"]
+    return all(isinstance(user, str) for user in written["users"]) and (
+        place is None or (isinstance(place, list) and [type(number) for number in place] == [int, int])
+    )
 
 
 def shard(data: Interactions, job: Job, users: list[str], first_user: int, first_client: int) -> Shard:

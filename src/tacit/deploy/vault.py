@@ -2,6 +2,7 @@
 
 node.json                 the node's name
 current                   the id of the latest job
+.lock                     held while a node runs here
 ledger.json               noisy uploads that left the node, by job and user; it outlives the jobs
 jobs/<job>/job.json       the job as it came
 jobs/<job>/roster.json    the node's users in the order of their numbers, and where these start
@@ -16,7 +17,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,9 @@ from safetensors.torch import save as save_tensors
 
 from tacit.core.payload import State
 from tacit.errors import UserError
+from tacit.runs.files import released, taken, writing
 
+LOCK = ".lock"  # held by the one process that answers a server from this folder
 KEPT = 5  # jobs whose private state stays on disk: a run that is resumed after others finds its own
 
 
@@ -60,7 +64,7 @@ class Vault:
         """Open a node's folder or make one; a folder of somebody else's is refused."""
         self.path = path
         try:
-            if path.exists() and not self.is_one(path) and any(path.iterdir()):
+            if path.exists() and not self.is_one(path) and any(p.name != LOCK for p in path.iterdir()):
                 raise UserError(f"{path} is not a node's folder and not empty; name another --folder")
             _make(path)
         except OSError as error:
@@ -77,13 +81,24 @@ class Vault:
         """Whether a folder is a node's."""
         return (path / "node.json").is_file()
 
+    @contextmanager
+    def held(self) -> Iterator[bool]:
+        """Hold the folder's lock; False where another process has it."""
+        with writing(self.path / LOCK):
+            lock = taken(self.path / LOCK)
+        try:
+            yield lock is not None
+        finally:
+            if lock is not None:
+                released(lock)
+
     def json(self, name: str) -> Any:
         """A JSON file, or None."""
         path = self.path / name
         try:
             return json.loads(path.read_bytes()) if path.exists() else None
         except (OSError, ValueError, RecursionError) as error:
-            raise UserError(f"{path} cannot be read ({error}); restore it, or remove it and start anew") from error
+            raise UserError(f"{path} cannot be read ({error}); restore it, or remove it and start over") from error
 
     def write_json(self, name: str, value: Any) -> None:
         """Replace a JSON file."""
@@ -94,7 +109,7 @@ class Vault:
         """The id of the latest job; a UserError where there is none."""
         path = self.path / "current"
         if not path.exists():
-            raise UserError(f"{self.path} has heard of no run yet; start `tacit node` and a server first")
+            raise UserError(f"{self.path} has not seen a run yet; start `tacit node` and a server first")
         return path.read_text().strip()
 
     def begin(self, job: str) -> None:
@@ -119,6 +134,11 @@ class Vault:
         inside = folder.iterdir() if folder.is_dir() else ()
         return [path for path in inside if re.fullmatch("[0-9a-f]{24}", path.name) and (path / "roster.json").is_file()]
 
+    def unfinished(self) -> list[Path]:
+        """Files that a node was killed in the midst of."""
+        jobs = [path for path in (self.path / "jobs").glob("*") if re.fullmatch("[0-9a-f]{24}", path.name)]
+        return [*self.path.glob("*.json.new"), *(half for job in jobs for half in job.rglob("*.new"))]
+
     def rounds(self, job: str) -> list[int]:
         """The rounds whose private state is kept, ascending."""
         return sorted(int(file.stem) for file in (self.job(job) / "state").glob("[0-9]*.safetensors"))
@@ -138,7 +158,7 @@ class Vault:
         path = self._state(job, round)
         with safe_open(path, framework="pt") as file:
             if json.loads((file.metadata() or {}).get("users", "null")) != users:
-                raise UserError(f"{path} is the state of other users than {self.path} now has")
+                raise UserError(f"{path} holds the state of other users than {self.path} now has")
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
 
     def forget_from(self, job: str, round: int) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAGIC = b"tacit1"
-VERSION = 2  # of what is said here; a node and a server of different versions do not run together
+VERSION = 3  # of what is said here; a node and a server of different versions do not run together
 MOST_HEAD = 16 << 20  # bytes
 ANSWERS = {
     "invite": "keys",

@@ -116,7 +116,9 @@ def budgets(rows: Sequence[Row], metric: str) -> Spec | None:
         finite = [float(e) for e in spent if isinstance(e, int | float) and math.isfinite(e)]
         lane = None if finite else "∞" if any(e is not None for e in spent) else "none promised"
         points.append(_dot(row, max(finite, default=None), value, lane))
-    if all(p["lane"] == "none promised" for p in points):
+    protected = {p["name"].split(" ")[0] for p in points if p["lane"] != "none promised"}
+    points = [p for p in points if p["name"].split(" ")[0] in protected]  # beside them what they are without it
+    if not points:
         return None
     return {
         "kind": "dots",
@@ -167,7 +169,7 @@ def sweeps(rows: Sequence[Row], metric: str) -> list[Spec]:
         method, _, rest = row.label.partition(" ")
         settings = dict(part.split("=", 1) for part in rest.split(", ") if "=" in part)
         value = row.metric(metric)
-        if len(settings) == 1 and value:
+        if len(settings) == 1 and "ε" not in settings and value:
             ((key, text),) = settings.items()
             try:
                 found.setdefault((method, key), {}).setdefault(method, []).append((float(text), value))

@@ -111,7 +111,7 @@ def _inode(path: Path) -> str:
         found = path.stat()
     except OSError:
         return ""
-    return f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    return f"{found.st_dev >> 8 & 0xFFF:02x}:{found.st_dev & 0xFF | found.st_dev >> 12 & 0xFFF00:02x}:{found.st_ino}"
 
 
 def _folders(root: Path, deep: int) -> Iterator[Path]:

@@ -11,7 +11,20 @@ REFERENCES = ("popularity", "oracle")  # drawn in grey
 Spread = tuple[float, float | None]  # mean and, over several seeds, deviation
 Ground = tuple[str, str]  # data and protocol
 # what does not make another row: where a run stands in a table, and where it ran
-_ELSEWHERE = ("method", "data", "protocol", "seed", "threads", "chunk", "mapped", "checkpoint_every", "metrics")
+_ELSEWHERE = (
+    "method",
+    "data",
+    "protocol",
+    "seed",
+    "threads",
+    "chunk",
+    "mapped",
+    "checkpoint_every",
+    "metrics",
+    "min_interactions",
+)
+_MINOR = ("evaluate_every", "rounds", "patience", "select")
+_NOISE = ("ldp", "dp")
 
 
 @dataclass(frozen=True)
@@ -74,31 +87,56 @@ def _in_order(found: dict[str, list[Record]]) -> list[tuple[str, list[Record]]]:
 
 
 def _labels(records: Sequence[Record]) -> dict[Any, str]:
-    by_method: dict[str, dict[Any, dict[str, str]]] = {}
+    """Path -> what tells a run from the others of its method on the same data: as few words as keep them apart."""
+    alike: dict[tuple[str, str], dict[Any, dict[str, str]]] = {}
     for record in records:
-        by_method.setdefault(record.method, {})[record.path] = _options(record)
-    out = {}
-    for method, found in by_method.items():
-        keys = sorted({key for options in found.values() for key in options})
-        differing = [k for k in keys if len({options.get(k, "") for options in found.values()}) > 1]
-        for path, options in found.items():
-            said = ", ".join(f"{k}={options[k]}" for k in differing if options.get(k, ""))
-            out[path] = f"{method} {said}".strip()
+        data, protocol = ground_of(record)
+        alike.setdefault((data, record.method), {})[record.path] = _options(record) | {"": protocol}
+    out: dict[Any, str] = {}
+    for (_, method), found in alike.items():
+        keys = dict.fromkeys(k for o in found.values() for k in o if k)
+        differing = [k for k in keys if len({*_values(found, k)}) > 1]
+        chosen: list[str] = []
+        for key in sorted(differing, key=lambda k: k in _MINOR):  # minor ones only where nothing else tells rows apart
+            if key not in _MINOR or _apart(found, [*chosen, key]) > _apart(found, chosen):
+                chosen.append(key)
+        out |= {path: f"{method} {_said(options, chosen)}".strip() for path, options in found.items()}
     return out
+
+
+def _apart(found: dict[Any, dict[str, str]], keys: Sequence[str]) -> int:
+    """How many rows these keys make of the runs of each protocol."""
+    return len({(options[""], _said(options, keys)) for options in found.values()})
+
+
+def _values(found: dict[Any, dict[str, str]], key: str) -> list[str]:
+    return [options.get(key, "") for options in found.values()]
+
+
+def _said(options: dict[str, str], keys: Sequence[str]) -> str:
+    return ", ".join(f"{k}={options[k]}" if k not in _NOISE else options[k] for k in keys if options.get(k, ""))
 
 
 def _options(record: Record) -> dict[str, str]:
     """What was asked for, without what merely says where; a reference takes part with the options of the others."""
     if record.method in REFERENCES:
         return {}
-    out = {}
+    out: dict[str, str] = {}
     for key, value in record.config.items():
-        if key in _ELSEWHERE or key == "min_interactions":
+        if key in _ELSEWHERE or value in (None, "", False, [], {}):
             continue
-        for name, part in value.items() if isinstance(value, dict) else [(key, value)]:
-            if part not in (None, "", False, [], {}):
-                out[name if key == "settings" else key if name == key else f"{key} {name}"] = _short(part)
+        if key == "settings":
+            out |= {name: _short(part) for name, part in value.items()}
+        else:
+            out[key] = _noise(value) if key in _NOISE else _short(value)
     return out
+
+
+def _noise(value: dict[str, Any]) -> str:
+    """A protection in a few letters: its budget, or else its kind and strength."""
+    if value.get("epsilon") is not None:
+        return f"ε={_short(value['epsilon'])}"
+    return f"{value.get('kind', 'gaussian')} {_short(value.get('scale', value.get('noise', '')))}".strip()
 
 
 def _short(value: Any) -> str:

@@ -67,6 +67,7 @@ class Tally(ClosedForm):
     dp_noise: Amount = 0.0  # standard deviation of the Gaussian noise on the sums, in units of clip
     delta: Probability = 1e-6
     dp_seed: Seed = -1  # of the noise; -1: the system's entropy. A number is for repeatable simulations: ε = ∞
+    epsilon: Amount = 0.0  # a privacy budget: its private form, `tacit methods tally-private`; 0: none
     small: Amount = 0.0  # MB of the model that every client downloads, cut from the solution; 0: the whole solution
 
     name: ClassVar[str] = "tally"
@@ -82,10 +83,10 @@ class Tally(ClosedForm):
 
     @classmethod
     def refined(cls, settings: Mapping[str, Any]) -> type[Method]:
-        """With a small model, a class of its own."""
-        from tacit.methods.tally_shipped import SmallTally
+        """At a privacy budget, and with a small model, classes of their own."""
+        from tacit.methods.tally_shipped import form_of
 
-        return SmallTally if str(settings.get("small", 0.0)) not in ("0", "0.0") else cls
+        return form_of(settings) or cls
 
     def leaves(self) -> Leaves:
         """What a client ranks with."""
@@ -132,7 +133,7 @@ class Tally(ClosedForm):
         """One upload serves every candidate."""
         return round <= 1 + bool(self.inputs)
 
-    def epsilon(self, rounds: int) -> float | None:
+    def spent(self, rounds: int) -> float | None:
         """One release of the sums; what follows is computed from them. Noise from a known seed protects nobody."""
         if not self.clip or not self.dp_noise:
             return None
@@ -148,9 +149,8 @@ class Tally(ClosedForm):
     def downlink(self, server: State, ids: Tensor) -> Payload:
         """Nothing before there is a choice of items or a solution; of that, what the blend takes."""
         idle = {0.0: "E", 1.0: "B"}.get(float(server["blend"])) if "blend" in server else None
-        return Payload(
-            ids, {n: Shared(torch.zeros(0) if n == idle else server[n]) for n in self.leaves() if n in server}
-        )
+        sent = {n: torch.zeros(0) if n == idle else server[n] for n in self.leaves() if n in server}
+        return Payload(ids, {n: Shared(x) for n, x in sent.items()})
 
     def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
         """A, C and G of each client, as the cells that are not zero; before them, where asked, its counts of items."""

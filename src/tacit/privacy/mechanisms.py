@@ -19,6 +19,7 @@ from tacit.privacy.accountant import gaussian_cost, laplace_cost, smallest
 from tacit.registry import Registry
 
 HAIR = 1 - 1e-6  # clipped to a hair below the bound, so that rounding to float32 does not pass it
+TINY = 1e-30  # a smaller factor would be rounded up, by as much as itself: nothing is sent in its place
 BLOCK = 1 << 16  # values drawn at a time, at least a client's: their words stay in the cache
 
 
@@ -111,6 +112,7 @@ class Mechanism:
             change.value.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)  # no factor could bound these
             size += change.value.reshape(clients, -1).double().abs().pow(self.norm).sum(1)
         factor = (HAIR * self.clip / size.pow(1 / self.norm).clamp(min=1e-300)).clamp(max=1.0)  # (C,)
+        factor[factor < TINY] = 0.0
         for change in changes:
             change.value.mul_(factor.to(change.value.dtype).view(-1, *[1] * (change.value.dim() - 1)))
 

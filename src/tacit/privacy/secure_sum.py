@@ -85,13 +85,14 @@ class Server:
         if len(invited) < FEWEST:
             raise UserError(f"a secure sum of {len(invited)} clients hides nothing: it takes at least {FEWEST}")
         if min(dropouts, colluding) < 0 or dropouts + colluding >= 1:
-            raise UserError(f"a secure sum cannot bear dropouts={dropouts} and colluding={colluding}: together below 1")
+            raise UserError(f"secure sum: dropouts={dropouts} and colluding={colluding} must be below 1 together")
         self.invited = tuple(invited)
         self.needed, self.colluding = needed(len(invited), dropouts), share(len(invited), colluding)
         self.session = entropy(16)
         self.degree = self.threshold = 0
         self.graph: dict[int, list[int]] = {}
         self._entropy, self._sparse = entropy, sparse
+        self._probe = X25519PrivateKey.generate()
         self._stage = 0
         self._allowed: Collection[int] = set(invited)  # who may speak at this stage
         self._came: dict[int, Any] = {}  # who did, with what is kept of it
@@ -111,6 +112,12 @@ class Server:
         if not len(message.mask) == len(message.share) == KEY or len(message.proof) > MOST_PROOF:
             raise BadMessage(f"the keys of client {message.client} are not keys")
         self._accept("AdvertiseKeys", message.client, message)
+        try:
+            for key in (message.mask, message.share):  # one that agrees with nobody would make all others fail
+                agreed(self._probe, key, b"probe", self.session, KEY)
+        except BadMessage:
+            del self._came[message.client]
+            raise
 
     def introduce(self) -> dict[int, Neighbours]:
         """Close AdvertiseKeys and draw the graph among those that came."""

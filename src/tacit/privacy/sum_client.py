@@ -71,7 +71,8 @@ class Client:
         self._public: dict[int, bytes] = {}  # the neighbours' keys for masks
         self._held: dict[int, bytes] = {}  # shares of the neighbours' secrets
         self._stayed: list[int] = []  # neighbours in the sum
-        self._digest = b""  # of all that are in it
+        self._about = b""  # of what the vector was made from
+        self._digest = b""  # of that, and of all that are in the sum
         self._threshold = 0
         self._next = 0
 
@@ -106,9 +107,14 @@ class Client:
         seeds = shares(self._seed, self._threshold, ids, self._entropy)
         return Shares(self.id, {other: self._sealed(other, keys[other] + seeds[other]) for other in neighbours.mask})
 
-    def mask(self, delivery: Delivery, words: Words) -> Masked:
-        """The vector under the own mask and those with every neighbour that shared its secrets."""
+    def mask(self, delivery: Delivery, words: Words, about: bytes = b"") -> Masked:
+        """The vector under the own mask and those with every neighbour that shared its secrets.
+
+        `about` is what the vector was made from as far as it must be everybody's: neighbours who were told something
+        else do not confirm, and the sum is not opened. A server could otherwise let all others send zeros.
+        """
         self._step("MaskedInput")
+        self._about = hashlib.sha256(about).digest()
         if len(delivery.sealed) < self._threshold:
             raise UserError(
                 f"secure sum: client {self.id} has {len(delivery.sealed)} neighbours left and will not send without "
@@ -133,7 +139,8 @@ class Client:
                 f"secure sum: client {self.id} has {len(self._stayed)} neighbours in the sum and will not open it "
                 f"without {self._threshold}"
             )
-        self._digest = hashlib.sha256(self.session + struct.pack(f"<{len(told)}I", *sorted(told))).digest()
+        there = struct.pack(f"<{len(told)}I", *sorted(told))
+        self._digest = hashlib.sha256(self._about + self.session + there).digest()
         return Confirmed(self.id, {j: self._tag(self._channels[j][1][0]) for j in self._stayed})
 
     def reveal(self, question: Question) -> Answer:

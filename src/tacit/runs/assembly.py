@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from tacit.config import RunConfig, build
-from tacit.core.capabilities import Fitting
+from tacit.core.capabilities import Fitting, Sharing
+from tacit.core.closed_form import ClosedForm
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.memory import installed, needed
 from tacit.core.method import Method
@@ -41,10 +42,11 @@ def method_of(asked: RunConfig) -> Method:
         raise UserError(f"rounds is given twice, --rounds {asked.rounds} and --set rounds={twice}; leave one out")
     if asked.secure:
         check_sum(method)
+        method = method.with_shared_noise() if isinstance(method, Sharing) else method
     if asked.robust and (method.individual or not isinstance(method, Trained)):
         reason = method.individual or "its uploads are added up"
         raise UserError(
-            f"{method.name} takes no mean that a {asked.robust} one could stand for ({reason}); leave it out"
+            f"{method.name} does not average uploads, so {asked.robust} has nothing to replace ({reason}); leave it out"
         )
     return method
 
@@ -93,12 +95,14 @@ def idle(asked: RunConfig, method: Method) -> str:
 
 def plan_of(asked: RunConfig, method: Method) -> Plan:
     """How long to run and how to choose."""
+    rounds = method.length(asked.rounds)
+    unchosen = isinstance(method, ClosedForm) and not method.validated
     return Plan(
-        rounds=method.length(asked.rounds),
+        rounds=rounds,
         seed=asked.seed,
         **participation_of(method),
         select=asked.select,
-        evaluate_every=0 if asked.protocol == "everything" else asked.evaluate_every,
+        evaluate_every=0 if asked.protocol == "everything" else rounds if unchosen else asked.evaluate_every,
         patience=asked.patience,
     )
 
@@ -122,10 +126,16 @@ def clients_of(asked: RunConfig, method: Method, divided: Split) -> Federation:
 def mechanism_of(asked: RunConfig, method: Method, federation: Federation) -> Protecting | None:
     """What a run was asked for, tried on a client of one user: what it cannot cover is refused before a start."""
     own, shared = asked.ldp, asked.dp
+    if isinstance(method, Sharing) and (own is not None or shared is not None):
+        raise UserError(f"{method.name} has noise of its own; leave out --ldp and --dp")
+    if isinstance(method, Sharing) and method.noise == "clients":
+        if federation.n_clients < federation.n_users:
+            raise UserError(f"the noise of {method.name} in a secure sum is for one user a client; leave out --clients")
+        return SharedGaussian(1.0, method.ratio, honest(federation.n_clients), method.delta, "system")
     if own is None and shared is None:
         return None
     if method.pooled:
-        raise UserError(f"{asked.method} is centralised: nobody uploads anything that --ldp could cover")
+        raise UserError(f"{asked.method} is centralised: there are no uploads for --ldp to cover")
     plan = plan_of(asked, method)
     most = int(participation(method, plan, federation.n_clients, range(1, plan.rounds + 1)).max())
     mechanism: Protecting

@@ -12,7 +12,7 @@ from tacit.data.frames import Kind, as_kind, kind_of, named
 from tacit.data.interactions import Interactions
 from tacit.errors import UserError
 from tacit.methods import find
-from tacit.runs.assembly import check, idle
+from tacit.runs.assembly import check
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import Summary, Watch, resume, start
 
@@ -95,8 +95,6 @@ def compare(
         chosen = _options(name, names, options)
         planned[name] = [config(method=name, seed=seed, settings=settings, **chosen) for seed in numbers]
         check(planned[name][0], own)
-    if all(idle(planned[name][0], build(classes[name], planned[name][0].settings)) for name in names):
-        raise UserError(f"rounds={options.get('rounds')} has no effect on {', '.join(names)}; leave it out")
     rows = Rows()
     rows.kind = kind_of(data)
     for name, configurations in planned.items():
@@ -108,13 +106,13 @@ def compare(
     return rows
 
 
-def sanity(like: RunConfig, names: Iterable[str] = SANITY) -> list[Row]:
-    """The rows a single run is shown with, on the same data, split and seed."""
+def sanity(like: RunConfig, names: Iterable[str] = SANITY, own: Interactions | None = None) -> list[Row]:
+    """The rows a single run is shown with, on the same data, split and seed; `own` data where they have no name."""
     rows = []
     for name in names:
-        own: dict[str, Any] = {"method": name, "settings": {}, "rounds": None}
-        asked = config(**like.model_dump() | own | _options(name, [], {}))
-        rows.append(Row(name, (once(asked, None, None),)))
+        changed: dict[str, Any] = {"method": name, "settings": {}, "rounds": None}
+        asked = config(**like.model_dump() | changed | _options(name, [], {}))
+        rows.append(Row(name, (once(asked, None, None, own),)))
     return rows
 
 

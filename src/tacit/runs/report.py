@@ -18,6 +18,10 @@ from tacit.runs.poison import Poisoning
 from tacit.runs.run import Recommendation, Summary
 from tacit.runs.skew_study import Group, apart, every
 
+_EQUAL = (
+    ": which of them came first is not known, and strict takes them in a seeded random order per user, so that what is "
+    "withheld is one of the latest, not always the last"
+)
 CLUSTERED = (("server", "items"), ("clients", RANKED))  # the tables whose separability is shown
 
 
@@ -103,6 +107,11 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         out.append(
             f"ε at δ = {noise['delta']:g} is what the sums of all rounds tell of a client at most: nobody sees its "
             "uploads, and the clients' noise adds up to that of the sum."
+        )
+    if own := next((run for row in rows for run in row.runs if run.settings.get("epsilon") and not run.dp), None):
+        out.append(
+            f"ε at δ = {own.settings['delta']:g} is what all that is released tells of a user at most. The server adds "
+            "the noise and has seen the uploads; with --secure the clients add it, and nobody sees them."
         )
     if first.users_too_short:
         out.append(
@@ -321,7 +330,8 @@ def data_figures(summary: DataSummary) -> list[str]:
         f"{summary.mean_per_user:.1f} mean, {summary.max_per_user} at most",
         "no times: splits use a seeded random order per user"
         if summary.equal_times is None
-        else f"{100 * summary.equal_times:.0f}% of neighbouring interactions share a time stamp",
+        else f"{100 * summary.equal_times:.0f}% of neighbouring interactions share a time stamp"
+        + (_EQUAL if summary.equal_times > 0.5 else ""),
         f"{summary.duplicates:,} repeated (user, item) rows folded into one",
         f"{summary.users_below_3:,} users with fewer than 3 interactions: trained on, never held out",
         "",

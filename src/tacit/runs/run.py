@@ -22,7 +22,7 @@ from tacit.core.store import ClientStore
 from tacit.core.workers import torch_threads
 from tacit.data.cohort import Federation
 from tacit.data.downloads import Progress as DownloadProgress
-from tacit.data.frames import named
+from tacit.data.frames import kind_of, named
 from tacit.data.interactions import Interactions
 from tacit.data.splits import Split
 from tacit.errors import UserError
@@ -207,16 +207,19 @@ def start(
     progress: DownloadProgress | None = None,
     own: Interactions | None = None,
     keep: bool = True,
+    **more: Any,
 ) -> Run:
     """Make the folder of a new run and everything in it, ready to go on; with `keep` its `own` data, too."""
     if configuration.protocol == "everything":
         raise UserError("protocol 'everything' withholds nothing to evaluate on; tacit train trains on everything")
     method = method_of(configuration)
-    federation = federation_of(configuration, method, progress, own and own.at_least(configuration.min_interactions))
+    if own is not None:
+        own = own.at_least(configuration.min_interactions)
+    federation = federation_of(configuration, method, progress, own)
     method, chosen = fitted(method, federation.n_items, federation.split.data.time is not None)
     if not federation.split.evaluates:
         raise UserError(f"nobody in {configuration.data} has 3 interactions or more: there is nothing to evaluate on")
-    made = begin(configuration, method, federation, out, keep and own is not None)
+    made = begin(configuration, method, federation, out, keep and own is not None, **more)
     return dataclasses.replace(made, chosen=chosen, idle=idle(configuration, method))
 
 
@@ -269,7 +272,8 @@ def run(
     `data` is a data set's name, a `tacit.Data`, or what `tacit.Data.of` takes.
     """
     name, own = named(data)
-    started = start(config(method=method, data=name, **options), Path(out) if out else None, own=own)
+    asked = config(method=method, data=name, **options)
+    started = start(asked, Path(out) if out else None, own=own, frames=kind_of(data))
     if started.idle:
         warnings.warn(started.idle, stacklevel=2)
     return started.go_on(watch)
@@ -301,7 +305,7 @@ def extend(path: Path, rounds: int) -> None:
         if rounds < max(planned, done):
             raise UserError(f"{path} has {max(planned, done)} rounds already; ask for more than that")
         if folder.revision or (folder.summary and not done):
-            why = "has been revised since it was trained" if folder.revision else "has no checkpoint to go on from"
+            why = "has been revised since it was trained" if folder.revision else "has no checkpoint to continue from"
             raise UserError(f"{path} {why}; start a new run with --rounds {rounds}")
         if any(own is not None and own.epsilon is not None for own in (asked.ldp, asked.dp)):
             raise UserError(f"the noise of {path} was chosen for its ε after {planned} rounds; start a new run")

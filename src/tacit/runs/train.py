@@ -1,6 +1,7 @@
 """Training for use: on everything that users have, with what validation chose beforehand."""
 
 import dataclasses
+import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,7 +14,7 @@ from tacit.data.downloads import Progress as DownloadProgress
 from tacit.data.frames import kind_of, named
 from tacit.data.interactions import Interactions
 from tacit.errors import UserError
-from tacit.runs.assembly import federation_of, fitted, method_of
+from tacit.runs.assembly import federation_of, fitted, idle, method_of
 from tacit.runs.model import Model
 from tacit.runs.run import Run, Watch, begin, start
 
@@ -37,6 +38,8 @@ def train(
     place = None if out else TemporaryDirectory(prefix="tacit-model-")
     where = Path(out or (place.name if place else ""))
     made = prepare(asked, where, own, watch, frames=kind_of(data))
+    if made.idle:
+        warnings.warn(made.idle, stacklevel=2)
     made.go_on(watch)
     return Model(made, place)
 
@@ -71,7 +74,7 @@ def prepare(
             "leave them out, or use tally"
         )
     made = begin(everything, method, federation, out, keep=True, chosen=said, frames=frames)
-    return dataclasses.replace(made, chosen=said)
+    return dataclasses.replace(made, chosen=said, idle=idle(asked, method))
 
 
 def _chosen(
@@ -86,7 +89,7 @@ def _chosen(
     trained = isinstance(method, Trained)
     if (trained and asked.rounds) or most == 1 or not (trained or isinstance(method, Choosing)):
         return method, asked.rounds, "; ".join(words)
-    if asked.ldp or asked.dp or (isinstance(method, Budgeted) and method.epsilon(1) is not None):
+    if asked.ldp or asked.dp or (isinstance(method, Budgeted) and method.spent(1) is not None):
         raise UserError(
             f"choosing by validation would spend the privacy budget of {asked.method} twice; name what to train with: "
             + ("--rounds" if trained else "one value of each of its settings, as in --set ridge=1 --set blend=0.5")

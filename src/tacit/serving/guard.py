@@ -28,6 +28,7 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
 }
 TOKEN = "x-tacit-token"
+MOST = 1_000_000  # bytes of a body
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -36,7 +37,7 @@ class Guard:
 
     def __init__(self, app: App, hosts: tuple[str, ...], token: str = "", private: tuple[str, ...] = ()) -> None:
         """`hosts` without a port; empty: any. With a token, what changes something or is private needs it."""
-        self.app, self.hosts, self.token, self.private = app, hosts, token, private
+        self.app, self.hosts, self.token, self.private = app, hosts, token, private or ("\n",)
 
     async def __call__(self, scope: Scope, receive: Callable[[], Awaitable[Any]], send: Send) -> None:
         """Refuse with a sentence, or hand on."""
@@ -67,8 +68,11 @@ class Guard:
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         if self.hosts and name not in self.hosts:
             return 421, f"this server is not '{name[:80]}'; ask it by the address it was started with"
+        length = heads.get(b"content-length", b"0")
+        if b"transfer-encoding" in heads or not length.isdigit() or int(length) > MOST:
+            return 413, f"a body has its length in its head and at most {MOST:,} bytes; send less at a time"
         changes = scope["method"] not in ("GET", "HEAD", "OPTIONS")
-        if self.token and (changes or scope["path"].startswith(self.private or ("\n",))):
+        if self.token and (changes or scope["path"].startswith(self.private)):
             given = heads.get(TOKEN.encode(), b"")
             if not secrets.compare_digest(given, self.token.encode()):
                 return 403, "this needs the token of the address that tacit studio printed; open that one"
@@ -80,28 +84,41 @@ def answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(UserError)
     async def _user(request: Request, error: UserError) -> JSONResponse:
-        return JSONResponse({"error": str(error)}, status_code(str(error)))
+        return JSONResponse({"error": plain(str(error))}, status_of(error))
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
         reason = first["msg"][:1].lower() + first["msg"][1:]
-        return JSONResponse({"error": f"{where or 'the body'} is invalid: {reason}"}, 422)
+        if first["type"] == "json_invalid":
+            return JSONResponse({"error": f"the body is not JSON: {plain(reason)}"}, 400)
+        return JSONResponse({"error": plain(f"{where or 'the body'} is invalid: {reason}")}, 422)
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
         said = {404: f"there is no {request.url.path} here", 405: f"{request.method} is not for {request.url.path}"}
-        return JSONResponse({"error": said.get(error.status_code, str(error.detail))}, error.status_code)
+        return JSONResponse({"error": plain(said.get(error.status_code, str(error.detail)))}, error.status_code)
 
 
-def status_code(sentence: str) -> int:
-    """Who or what is not there is 404, a wish that cannot be granted 409, anything else a bad request."""
-    if (
-        sentence.startswith(("no user", "unknown item", "unknown run", "unknown node", "unknown user"))
-        or "knows nothing of" in sentence
-    ):
-        return 404
-    if any(part in sentence for part in ("already forgotten", "another process", "is not finished", "cannot take in")):
-        return 409
+def plain(sentence: str) -> str:
+    """Short enough, and of letters that can be sent."""
+    cut = sentence if len(sentence) <= 400 else sentence[:399] + "…"
+    return cut.encode("utf-8", "replace").decode("utf-8")
+
+
+def status_of(error: UserError) -> int:
+    """The status of a sentence: who is not there, who is forgotten, what cannot be done now, what is unknown."""
+    said = str(error)
+    for status, parts in STATUSES.items():
+        if any(part in said for part in parts):
+            return status
     return 400
+
+
+STATUSES = {  # the first that fits
+    409: ("already forgotten", "another process", "is not finished", "cannot take in", "nothing to resume", "to stop"),
+    410: ("was forgotten", "is forgotten"),
+    404: ("no user '", "unknown run '", "unknown experiment '"),
+    422: ("unknown item '", "items of"),
+}

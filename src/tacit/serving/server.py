@@ -47,12 +47,13 @@ def serve(
 def listening(host: str, port: int) -> socket.socket:
     """A socket at an address, or a sentence."""
     if not 0 <= port <= 65535:
-        raise UserError(f"--port {port} is not a port; choose one from 1 to 65535, or 0 for any that is free")
+        raise UserError(f"--port {port} is not a port; choose one from 1 to 65535, or 0 for any free one")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         place = socket.socket(family, socket.SOCK_STREAM)
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         place.bind((host, port))
+        place.listen(2048)  # whoever asks before uvicorn is ready waits
     except OSError as error:
         raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
     return place

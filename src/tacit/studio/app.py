@@ -54,13 +54,13 @@ class Start(BaseModel):
         if self.rounds is not None:
             out += ["--rounds", str(self.rounds)]
         if self.method.startswith("-"):
-            raise UserError(f"'{self.method}' is no method; tacit methods names them")
+            raise UserError(f"'{self.method}' is not a method; tacit methods lists them")
         return out + [word for pair in self.settings.split() for word in ("--set", pair)]
 
 
 def application(studio: Studio, hosts: tuple[str, ...]) -> Guard:
     """The whole studio, behind its guard."""
-    app = FastAPI(title="tacit studio", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="tacit studio", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     answer_errors(app)
     _runs(app, studio)
     _people(app, studio)

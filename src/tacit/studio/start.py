@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Sequence
+from importlib.resources import files
 from pathlib import Path
 
 from tacit.errors import UserError
@@ -14,13 +15,15 @@ def start(roots: Sequence[Path], host: str, port: int, experiments: Path, say: C
         from tacit.serving.server import serve
         from tacit.studio.app import Studio, application
     except ModuleNotFoundError as error:
-        raise UserError(f"{error.name} is missing; pip install 'tacit[studio]' brings it") from error
+        raise UserError(f"{error.name} is missing; pip install 'tacit[studio]' installs it") from error
     from tacit.studio.shelf import Shelf
 
     for root in roots:
         if root.exists() and not root.is_dir():
             raise UserError(f"{root} is not a folder; name folders that have runs in them")
     roots[0].mkdir(parents=True, exist_ok=True)
+    if not experiments.is_dir():
+        experiments = Path(str(files("tacit"))) / "experiments"  # those that came with the package
     made = Studio(Shelf(roots), experiments, secrets.token_urlsafe(18))
     hosts = LOOPBACK if host in LOOPBACK or host == "::1" else (*LOOPBACK, host)
 

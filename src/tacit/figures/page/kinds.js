@@ -1,5 +1,5 @@
 // The kinds of figures: each takes a specification and a width and gives an SVG element. Plot and d3 are globals.
-import {apart, base, beside, bytes, color, dash, fixed, labels, legend, number, room, shown, symbol} from "./parts.js";
+import {apart, base, beside, bytes, clip, color, dash, fixed, labels, legend, number, room, shown, symbol} from "./parts.js";
 
 function lines(spec, width) {
   const named = spec.series.filter((s) => s.name);
@@ -64,7 +64,7 @@ function lines(spec, width) {
   ];
   const edge = width - right - 10, early = (e) => e.x < edge - 0.12 * width;
   beside(plot, ends.filter(early), edge);
-  labels(plot, ends.filter((e) => !early(e)), edge, {top: 26, bottom: (spec.height ?? 320) - 40});
+  labels(plot, ends.filter((e) => !early(e)), edge, {top: 26, bottom: (spec.height ?? 320) - 40}, 1, right - 8);
   return plot;
 }
 
@@ -114,9 +114,9 @@ function slope(spec, width) {
       name: key === "left" ? `${s.name}  ${s.left[0].toFixed(2)}` : `${s.right[0].toFixed(2)}  ${s.name}`,
       x: x.apply(place), y: y.apply(s[key][0]), color: color(s.style),
     }));
-  labels(plot, at("left", ends[0]), x.apply(ends[0]) - 8, size, -1);
+  labels(plot, at("left", ends[0]), x.apply(ends[0]) - 8, size, -1, side - 24);
   const rules = spec.rules.map((r) => ({name: `${r.y.toFixed(2)}  ${r.label}`, x: x.apply(ends[1]), y: y.apply(r.y), color: "var(--grey)"}));
-  labels(plot, [...at("right", ends[1]), ...rules], x.apply(ends[1]) + 8, size, 1);
+  labels(plot, [...at("right", ends[1]), ...rules], x.apply(ends[1]) + 8, size, 1, side - 24);
   return plot;
 }
 
@@ -177,7 +177,7 @@ function dots(spec, width) {
       g.append("path").attr("d", d3.symbol(d3.symbolCircle, 62)()).attr("fill", color(p.style))
         .attr("transform", `translate(${left + 10},${y.apply(p.y)})`);
       g.append("text").attr("x", left + 19).attr("y", places[k]).attr("dy", "0.35em").attr("fill", color(p.style))
-        .attr("font-size", 11).text(p.name.length > 11 ? p.name.slice(0, 10) + "…" : p.name).append("title").text(p.name);
+        .attr("font-size", 11).text(clip(p.name, lane - 26)).append("title").text(p.name);
     });
   });
   beside(plot, inside.map((p) => ({name: p.name, x: x.apply(p.x), y: y.apply(p.y), color: color(p.style)})), edge);
@@ -216,18 +216,19 @@ function bars(spec, width) {
 
 function heat(spec, width) {
   const xs = [...new Set(spec.cells.map((c) => c[0]))], ys = [...new Set(spec.cells.map((c) => c[1]))];
-  const left = Math.min(room(ys) + 14, width * 0.45);
+  const left = Math.min(room(ys) + 14, 260), needed = left + 62 * xs.length + 20;
   const [low, high] = spec.domain ?? d3.extent(spec.cells, (c) => c[2]);
   const strength = (v) => Math.max(0, Math.min(1, (v - low) / (high - low || 1)));
-  return Plot.plot(
-    base(width, 70 + 30 * ys.length, {
+  const plot = Plot.plot(
+    base(Math.max(width, needed), 84 + 30 * ys.length, {
       marginLeft: left,
       marginTop: 12,
       marginBottom: 46,
-      x: {domain: xs, label: spec.x.label, labelAnchor: "center", labelArrow: "none", tickSize: 0},
-      y: {domain: ys, label: null, tickSize: 0},
+      x: {domain: xs, label: spec.x.label, labelAnchor: "center", labelArrow: "none"},
+      y: {domain: ys, label: null, tickSize: 0, tickFormat: (d) => clip(d, left - 12)},
       color: {type: "identity"},
       marks: [
+        Plot.axisX({tickSize: 0, lineWidth: Math.max(4, (Math.max(width, needed) - left) / xs.length / 13), label: null}),
         Plot.cell(spec.cells, {x: (c) => c[0], y: (c) => c[1], fill: "var(--s1)", fillOpacity: (c) => 0.05 + 0.75 * strength(c[2]), inset: 1, rx: 3}),
         Plot.text(spec.cells, {
           x: (c) => c[0], y: (c) => c[1], text: (c) => (+c[2]).toFixed(3), fill: "currentColor",
@@ -237,6 +238,8 @@ function heat(spec, width) {
       opacity: {type: "identity"},
     })
   );
+  if (needed > width) plot.style.maxWidth = "none"; // it is moved sideways, as a table is
+  return plot;
 }
 
 function pairs(spec, width) {

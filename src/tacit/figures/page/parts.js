@@ -2,7 +2,7 @@
 
 export const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', sans-serif";
 const DASHES = [null, "6 3", "2 3"];
-const COLOURS = 7; // --s0 … --s6 of look.css; references are --grey
+const COLOURS = 8; // --s0 … --s7 of look.css; references are --grey
 export const color = (style) => (style < 0 ? "var(--grey)" : `var(--s${style % COLOURS})`);
 export const dash = (style) => (style < 0 ? "3 3" : DASHES[Math.floor(style / COLOURS) % DASHES.length]);
 const SYMBOLS = ["circle", "square", "triangle", "diamond", "star", "cross", "wye"];
@@ -26,6 +26,14 @@ export const room = (names) => {
   const wide = document.createElement("canvas").getContext("2d");
   wide.font = `12px ${FONT}`;
   return Math.ceil(d3.max(names, (name) => wide.measureText(name).width) ?? 0);
+};
+
+// A name that fits, its end left out where it does not.
+export const clip = (name, wide) => {
+  if (room([name]) <= wide) return name;
+  let short = name;
+  while (short.length > 3 && room([`${short}…`]) > wide) short = short.slice(0, -1);
+  return `${short}…`;
 };
 
 // Labels want to stand at `wanted`; they are pushed apart and kept between top and bottom.
@@ -55,7 +63,7 @@ export function apart(wanted, gap, top, bottom) {
 }
 
 // Names at the right (or left) edge, each with a thin line to where it belongs.
-export function labels(svg, ends, edge, size, side = 1) {
+export function labels(svg, ends, edge, size, side = 1, wide = 400) {
   const gap = Math.min(15, (size.bottom - size.top) / Math.max(1, ends.length - 1));
   const places = apart(ends.map((e) => e.y), gap, size.top, size.bottom);
   const g = d3.select(svg).append("g").attr("class", "labels").attr("text-anchor", "start").attr("font-size", gap < 12 ? Math.max(8, gap - 1) : 12);
@@ -71,6 +79,8 @@ export function labels(svg, ends, edge, size, side = 1) {
       .attr("dy", "0.35em")
       .attr("text-anchor", side > 0 ? "start" : "end")
       .attr("fill", end.color)
+      .text(clip(end.name, wide))
+      .append("title")
       .text(end.name);
   });
 }
@@ -79,13 +89,13 @@ export function labels(svg, ends, edge, size, side = 1) {
 export function beside(svg, points, edge) {
   const g = d3.select(svg).append("g").attr("class", "labels"), taken = points.map((p) => [p.x - 5, p.y - 5, p.x + 5, p.y + 5]);
   for (const p of points.slice().sort((a, b) => b.y - a.y)) {
-    const wide = room([p.name]), flip = p.x + 12 + wide > edge;
+    const name = clip(p.name, edge * 0.42), wide = room([name]), flip = p.x + 12 + wide > edge;
     const box = (at) => (flip ? [p.x - 9 - wide, at - 7, p.x - 9, at + 7] : [p.x + 9, at - 7, p.x + 9 + wide, at + 7]);
     const tries = d3.range(16).map((k) => p.y - 7 + (k % 2 ? 1 : -1) * 7 * Math.ceil(k / 2));
     const place = tries.find((at) => !taken.some((other) => hits(other, box(at)))) ?? p.y;
     taken.push(box(place));
     g.append("text").attr("x", flip ? p.x - 9 : p.x + 9).attr("y", place).attr("dy", "0.35em").attr("fill", p.color)
-      .attr("text-anchor", flip ? "end" : "start").attr("stroke", "var(--paper)").attr("stroke-width", 3).attr("paint-order", "stroke").text(p.name);
+      .attr("text-anchor", flip ? "end" : "start").attr("stroke", "var(--paper)").attr("stroke-width", 3).attr("paint-order", "stroke").text(name).append("title").text(p.name);
   }
 }
 const hits = (a, b) => a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];
@@ -104,7 +114,8 @@ export function legend(plot, entries, width, height) {
   const rows = [[]];
   let used = 56;
   for (const entry of entries) {
-    const wide = room([entry.name]) + 30;
+    entry.short = clip(entry.name, width - 90);
+    const wide = room([entry.short]) + 30;
     if (used + wide > width - 8 && rows[rows.length - 1].length) {
       rows.push([]);
       used = 56;
@@ -121,7 +132,7 @@ export function legend(plot, entries, width, height) {
       const y = height + 10 + i * 20;
       g.append("rect").attr("x", entry.x).attr("y", y - 5).attr("width", 10).attr("height", 10).attr("rx", 2)
         .attr("fill", color(entry.style)).attr("fill-opacity", entry.style < 0 ? 0.5 : 0.88);
-      g.append("text").attr("x", entry.x + 15).attr("y", y).attr("dy", "0.35em").attr("fill", "currentColor").text(entry.name);
+      g.append("text").attr("x", entry.x + 15).attr("y", y).attr("dy", "0.35em").attr("fill", "currentColor").text(entry.short);
     })
   );
   return plot;

@@ -17,7 +17,7 @@ export function table(spec) {
   const body = spec.rows.map((row) =>
     element("tr", {className: row[0].grey ? "grey" : row[0].text ? "" : "more"}, row.map((cell, i) =>
       element(i ? "td" : "th", {className: (spec.heads[i].left ? "left" : "") + (cell.best ? " best" : ""), scope: i ? undefined : "row", title: cell.title ?? ""},
-        i || cell.style === undefined || cell.style < 0 ? null : element("i", {className: `key s${cell.style % 7}`}),
+        i || cell.style === undefined || cell.style < 0 ? null : element("i", {className: `key s${cell.style % 8}`}),
         cell.href ? element("a", {href: cell.href}, cell.text) : cell.text,
         cell.spread ? element("small", {}, ` ±${cell.spread}`) : null))));
   return element("div", {className: "scroll", tabIndex: 0, role: "region", "aria-label": spec.title},

@@ -21,7 +21,7 @@ export default async function (place, name) {
 
   function fill(run) {
     if (before !== run.state) {
-      const links = run.people ? [["People", "people"], ["Try it", "try"]] : [];
+      const links = run.people ? [["People", "people"], ...(["tally", "ease", "gfcf"].includes(run.method) ? [["Try it", "try"]] : [])] : [];
       head.replaceChildren(element("h1", {}, run.id), element("span", {className: `state ${run.state}`, dataset: {state: run.state}}, run.state),
         element("div", {className: "push"}, ...links.map(([title, page]) => element("a", {className: "button", href: `#/${page}/${path(name)}`}, title)),
           run.state === "running" ? act("Stop", "stop", "danger") : run.state === "stopped" ? act("Resume", "resume", "main") : null));

@@ -31,13 +31,15 @@ async function show() {
   const place = element("div", {dataset: {page: name}});
   try {
     const module = await known[1]();
+    if (mine !== turn) return;
+    page.replaceChildren(place);
     const left = await module.default(place, rest.join("/"), new URLSearchParams(query ?? ""));
     if (mine !== turn) return left?.();
     leave = left;
   } catch (error) {
-    place.replaceChildren(failed(error));
+    place.append(failed(error));
+    if (mine === turn) page.replaceChildren(place);
   }
-  if (mine === turn) page.replaceChildren(place);
 }
 addEventListener("hashchange", show);
 addEventListener("pagehide", () => leave?.());
