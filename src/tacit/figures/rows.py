@@ -92,7 +92,7 @@ def _labels(records: Sequence[Record]) -> dict[Any, str]:
     for record in records:
         data, protocol = ground_of(record)
         alike.setdefault((data, record.method), {})[record.path] = _options(record) | {"": protocol}
-    out = {}
+    out: dict[Any, str] = {}
     for (_, method), found in alike.items():
         keys = dict.fromkeys(k for o in found.values() for k in o if k)
         differing = [k for k in keys if len({*_values(found, k)}) > 1]
@@ -121,7 +121,7 @@ def _options(record: Record) -> dict[str, str]:
     """What was asked for, without what merely says where; a reference takes part with the options of the others."""
     if record.method in REFERENCES:
         return {}
-    out = {}
+    out: dict[str, str] = {}
     for key, value in record.config.items():
         if key in _ELSEWHERE or value in (None, "", False, [], {}):
             continue

@@ -114,11 +114,12 @@ def application(source: Source, hosts: tuple[str, ...]) -> Guard:
 
     @app.post("/batch", summary="Several lists; one that cannot be made has an error in its place", responses=wrong)
     async def batch(questions: Questions) -> list[dict[str, Any]]:
-        return list(await asyncio.gather(*(ranked(partial(_either, source, one)) for one in questions.requests)))
+        return list(await asyncio.gather(*(ranked(partial(_either, source, q)) for q in questions.requests)))
 
     @app.get("/health", summary="Whether it answers, and what with")
     async def health() -> dict[str, Any]:
-        return {"ok": True, **await ranked(source.about)}
+        about: dict[str, Any] = await ranked(source.about)
+        return {"ok": True} | about
 
     @app.get("/metrics", summary="Counts and times for Prometheus", response_class=PlainTextResponse)
     async def metrics() -> PlainTextResponse:

@@ -116,9 +116,9 @@ def status_of(error: UserError) -> int:
     return 400
 
 
-STATUSES = {
-    410: ("it was forgotten", "is forgotten"),
-    404: ("no user '", "unknown run '", "unknown experiment '"),
+STATUSES = {  # the first that fits
     409: ("already forgotten", "another process", "is not finished", "cannot take in", "nothing to resume", "to stop"),
+    410: ("was forgotten", "is forgotten"),
+    404: ("no user '", "unknown run '", "unknown experiment '"),
     422: ("unknown item '", "items of"),
 }

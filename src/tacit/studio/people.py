@@ -124,7 +124,7 @@ def forget_on_node(path: Path, user: str) -> dict[str, Any]:
 
     began = perf_counter()
     commands.forget(path, user)
-    said = "Delete the user from your own file too."
+    said = "the user is forgotten here; delete it from your own file too"
     return {"user": user, "before": [], "after": [], "refused": said, "seconds": perf_counter() - began, "items": 0}
 
 

@@ -26,6 +26,7 @@ function shown(path, verb, route) {
     element("td", {className: "left"}, [f.required ? "required" : f.schema.default != null && !Array.isArray(f.schema.default) ? `${f.schema.default} by default` : "", f.description].filter(Boolean).join("; "))))))) : null;
   const inputs = given.filter((p) => p.in === "path").map((p) => element("input", {placeholder: p.name, "aria-label": p.name}));
   const text = body ? element("textarea", {"aria-label": "body", value: JSON.stringify(path === "/batch" ? {requests: [{user: "1"}, {items: ["1", "2"], k: 3}]} : {items: ["1", "2"], k: 5, why: true}, null, 2)}) : null;
+  if (text) text.rows = text.value.split("\n").length + 1;
   const out = element("pre", {hidden: true});
   const send = element("button", {type: "button", onclick: async () => {
     const where = inputs.reduce((at, input) => at.replace(/\{\w+\}/, encodeURIComponent(input.value)), path);

@@ -33,7 +33,7 @@ export default async function (place, name, query) {
   fill();
   if (!user) return;
   try {
-    person(shown, chosen, await ask(`/api/people/${path(chosen.id)}?user=${encodeURIComponent(user)}`));
+    person(shown, chosen, await ask(`/api/people/${path(chosen.id)}?user=${encodeURIComponent(user)}`), fill);
   } catch (error) {
     shown.replaceChildren(failed(error));
   }
@@ -45,26 +45,26 @@ const KINDS = {
   none: "This method gives no reasons.",
 };
 
-function person(shown, run, found) {
+function person(shown, run, found, refill) {
   const recs = element("ol", {className: "plain recs"}, found.lines.map((line) => element("li", {dataset: {item: line.item}},
     element("span", {}, line.title, line.held_out ? element("span", {className: "mark"}, "  ✓ chosen next") : null), element("span", {className: "score"}, line.score.toFixed(3)),
     line.why.length ? element("span", {className: "why"}, "from ", line.why.map((r) => element("span", {}, element("b", {}, r.title), ` ${found.kind === "exact" ? "+" : ""}${r.share.toFixed(2)}`))) : null)));
   const hit = found.lines.some((line) => line.held_out);
-  const ask_first = element("button", {type: "button", className: "danger", hidden: !(run.forgets || run.node), onclick: () => sure(found.user, run, shown, ask_first)}, "Forget this user…");
+  const ask_first = element("button", {type: "button", className: "danger", hidden: !(run.forgets || run.node), onclick: () => sure(found.user, run, shown, ask_first, refill)}, "Forget this user…");
   shown.replaceChildren(
     element("div", {className: "card"}, element("div", {className: "head"}, element("h3", {}, `For user ${found.user}`), ask_first), recs,
       element("p", {className: "remark"}, KINDS[found.kind], found.held_out.length && !hit ? ` What was really chosen next, ${found.held_out.join(", ")}, is not among the first ${found.lines.length}.` : "")),
     element("div", {className: "card"}, element("h3", {}, "History", element("small", {}, `  ${found.items} items, the newest first`)), element("ul", {className: "plain tall"}, found.history.map((one) => element("li", {}, one.title)))));
 }
 
-function sure(user, run, shown, button) {
+function sure(user, run, shown, button, refill) {
   const said = element("div");
   const box = element("div", {className: "card", role: "alertdialog", "aria-label": "Forget"}, element("h3", {}, `Forget user ${user}?`),
     element("p", {}, run.node ? "It is removed from this node's folder and from its next uploads." : "The run will be as if the user had never been there. This cannot be undone."),
     element("div", {className: "row"}, element("button", {type: "button", className: "danger", onclick: async (event) => {
       event.target.disabled = true;
       try {
-        result(shown, await ask(`/api/forget/${path(run.id)}?user=${encodeURIComponent(user)}`, {method: "POST"}));
+        result(shown, await ask(`/api/forget/${path(run.id)}?user=${encodeURIComponent(user)}`, {method: "POST"}), refill);
       } catch (error) {
         said.replaceChildren(failed(error));
         event.target.disabled = false;
@@ -74,10 +74,11 @@ function sure(user, run, shown, button) {
   shown.prepend(box);
 }
 
-function result(shown, done) {
+function result(shown, done, refill) {
+  refill();
   const list = (title, note, lines, others) => element("div", {}, element("h3", {}, title), element("p", {className: "remark"}, note),
     element("ol", {className: "plain recs"}, lines.map((one) => element("li", {}, element("span", {className: others.some((o) => o.title === one.title) ? "" : "moved"}, one.title), element("span", {className: "score"}, one.score.toFixed(3))))));
   shown.replaceChildren(element("div", {className: "card", dataset: {forgotten: done.user}}, element("h3", {}, `User ${done.user} is forgotten`),
-    element("p", {}, `It took ${duration(done.seconds)}${done.items ? ` and changed only what ${done.items} interactions had added` : ""}. ${done.refused}`)),
+    element("p", {}, `It took ${duration(done.seconds)}${done.items ? ` and changed only what ${done.items} interactions had added` : ""}. Asked for this list again, it says: ${done.refused}.`)),
     ...(done.before.length ? [element("div", {className: "card beside"}, list("Before", "the user's list", done.before, done.after), list("After", "what a stranger with the same history gets now", done.after, done.before))] : []));
 }
