@@ -60,7 +60,7 @@ def gradient_of(loss: Value) -> Gradient | None:
 def by_autograd(loss: Value, p: State, batch: Batch, names: Iterable[str]) -> tuple[Tensor, State]:
     """A loss (C,) and its gradients; a leaf that it does not reach has none.
 
-    Each client's loss depends on its own leaves alone, so the gradient of the sum is everyone's own gradient.
+    Each client's loss depends only on its own leaves, so the gradient of the sum is everyone's own gradient.
     """
     with torch.enable_grad():
         leaves = {n: p[n].detach().requires_grad_() for n in names}

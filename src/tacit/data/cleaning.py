@@ -29,7 +29,7 @@ class Wish:
     rating: str | None = None
     time_format: str | None = None
     min_rating: float | None = None
-    core: int = 0  # users and items with at least so many of one another
+    core: int = 0  # users and items with at least this many of one another
     skip_bad: bool = False
 
     @property
@@ -211,7 +211,7 @@ def indexed(column: pl.Series) -> tuple[NDArray[np.str_], Ints]:
 
 
 def _core(data: Interactions, least: int, notes: list[str]) -> Interactions:
-    """Only users and items that have at least so many of one another, again and again until nobody goes."""
+    """Only users and items that have at least this many of one another, again and again until nobody goes."""
     keep = np.ones(len(data), dtype=bool)
     while True:
         users = np.bincount(data.user[keep], minlength=data.n_users)

@@ -27,7 +27,7 @@ def template(
 
 
 def most_bytes(like: Payload, clients: int) -> int:
-    """The size of the largest upload that so many clients can have."""
+    """The size of the largest upload that this many clients can have."""
     return ROOM + clients * 8 + sum(field.most_bytes(clients) for field in like.fields.values())
 
 

@@ -193,9 +193,7 @@ def _read(source: Source) -> Interactions:
 
 def _say_insecure(keys_folder: Path | None, insecure: bool) -> None:
     if keys_folder is None and not insecure:
-        raise UserError(
-            "name the keys with --keys (tacit keys makes them), or ask for --insecure on this machine only"
-        )
+        raise UserError("name the keys with --keys (tacit keys makes them), or ask for --insecure on this machine only")
 
 
 def _speak() -> None:
@@ -225,7 +223,7 @@ class _Rotating(logging.handlers.RotatingFileHandler):
 
     def _open(self) -> Any:
         file = super()._open()
-        Path(self.baseFilename).chmod(0o600)  # its owner's alone, however often it is begun anew
+        Path(self.baseFilename).chmod(0o600)  # its owner's alone, however often it is started
         return file
 
 

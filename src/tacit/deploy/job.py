@@ -14,7 +14,7 @@ from tacit.errors import UserError
 from tacit.methods import find
 from tacit.privacy.mechanisms import Mechanism, Unclipped, named
 
-NOISE = 1e-12, 1e12  # scales and bounds of noise that a node works with: beyond them rounding is no small matter
+NOISE = 1e-12, 1e12  # scales and bounds of noise that a node works with: beyond them rounding matters
 
 Catalogue: TypeAlias = tuple[tuple[str, ...], tuple[str, ...] | None]
 

@@ -46,7 +46,7 @@ class PrivateTally(ClosedForm):
     epsilon: float = 8.0  # what everything that is released may tell of a user
     delta: float = 1e-5
     inputs: int = 0  # how many of the most popular items, by noisy counts, are recommended; 0: as `least` has it
-    least: float = 30.0  # items that count so many σ or more
+    least: float = 30.0  # items that count this many σ or more
     shares: tuple[float, float, float] = (0.1, 0.3, 0.6)  # of the budget: counts, pairs, transitions
     window: int = 5  # W
     decay: float = 0.8  # γ
@@ -64,7 +64,7 @@ class PrivateTally(ClosedForm):
     validated: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse what is no budget."""
+        """Refuse what is not a budget."""
         if not (0 < self.epsilon < math.inf and 0 < self.delta < 1):
             raise UserError(f"epsilon={self.epsilon:g} at delta={self.delta:g} is not a budget; try --set epsilon=8")
         if min(self.shares) < 0 or self.shares[0] == 0 or not math.isclose(sum(self.shares), 1.0):
@@ -87,7 +87,7 @@ class PrivateTally(ClosedForm):
         return smallest(lambda ratio: gaussian_epsilon(ratio, self.delta), self.epsilon)
 
     def spent(self, rounds: int) -> float:
-        """ε after so many rounds; Gaussian releases of norms √a and √b, one built on the other, are one of √(a + b)."""
+        """ε after this many rounds; Gaussian releases of norms √a and √b, one after the other, are one of √(a + b)."""
         if self.dp_seed >= 0 and self.noise == "server":
             return math.inf
         return gaussian_epsilon(self.ratio / math.sqrt(self.shares[0] if rounds < 2 else 1.0), self.delta)
