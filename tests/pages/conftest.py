@@ -101,7 +101,8 @@ def home(tmp_path_factory):
 
     place = tmp_path_factory.mktemp("home")
     for method, seed in (("tally", 0), ("tally", 1), ("ease", 0)):
-        library.run(method, data="demo", seed=seed, threads=1, out=place / "runs" / f"{method}-{seed}")
+        both = {"blend": [0.5]} if method == "tally" else {}  # both parts of its score
+        library.run(method, data="demo", seed=seed, threads=1, settings=both, out=place / "runs" / f"{method}-{seed}")
     return place
 
 

@@ -112,7 +112,10 @@ def test_what_is_picked_never_leaves_the_page(tab, studio, home):
     model = load(runs / "tally-0")
     picked = [chip.inner_text().removesuffix(" ×") for chip in page.locator(".picked .chip").all()]
     blob = httpx.get(f"{base}/api/model/tally-0").content
-    expected = tally_small.decode(blob).rank([model.item_index(title) for title in picked], 10)
+    small, had = tally_small.decode(blob), [model.item_index(title) for title in picked]
+    expected = small.rank(had, 10)
+    shown = [line.locator(".score").inner_text() for line in lines.all()]
+    assert shown == [f"{small.scores(had)[i]:.3f}" for i in expected]
     assert [line.get_attribute("data-item") for line in lines.all()] == [str(model.data.item_ids[i]) for i in expected]
 
 

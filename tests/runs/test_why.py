@@ -25,6 +25,8 @@ def test_exact_reasons_add_up_to_the_score(runs, method):
     for user, had in (("17", ()), (None, model.items[3:9])):
         found = model.recommend(user, 5, items=None if user else had)
         told = why(model, [line.item for line in found], user, had, most=10_000)
+        owned = set(had) or set(model.owned(user))
+        assert {r.item for reasons in told.reasons for r in reasons} <= owned
         assert told.kind == "exact"
         everything = why_all(model, found, user, had)
         for line, total in zip(found, everything, strict=True):

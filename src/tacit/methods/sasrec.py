@@ -16,6 +16,7 @@ from tacit.core.aggregate import weighted_mean
 from tacit.core.leaves import Leaves, shared
 from tacit.core.method import Method, Moment
 from tacit.core.payload import Each, Payload, State
+from tacit.core.settings import Count, Fraction, Positive, Rate, Width
 from tacit.data.cohort import Cohort, Federation
 from tacit.errors import UserError
 
@@ -32,15 +33,15 @@ class SASRec(Method):
     epoch over all users; the best on validation is reported.
     """
 
-    dim: int = 64  # d
-    layers: int = 2
-    heads: int = 2
-    window: int = 100  # items of a history
-    dropout: float = 0.2
-    lr: float = 0.001
-    batch: int = 64  # users of a step
-    rounds: int = 60
-    init: float = 0.02
+    dim: Width = 64  # d
+    layers: Count = 2
+    heads: Count = 2
+    window: Count = 100  # items of a history
+    dropout: Fraction = 0.2
+    lr: Rate = 0.001
+    batch: Count = 64  # users of a step
+    rounds: Count = 60
+    init: Positive = 0.02
     history: Literal["train", "known"] = "train"  # known: the device's validation item counts as input at test
 
     name: ClassVar[str] = "sasrec"
@@ -50,7 +51,7 @@ class SASRec(Method):
 
     def __post_init__(self) -> None:
         """Refuse widths that heads cannot share."""
-        if self.heads < 1 or self.dim % self.heads:
+        if self.dim % self.heads:
             raise UserError(f"dim={self.dim} is not a multiple of heads={self.heads}; try --set heads=1")
 
     def leaves(self) -> Leaves:

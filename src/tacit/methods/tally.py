@@ -84,13 +84,9 @@ class Tally(ClosedForm):
     @classmethod
     def refined(cls, settings: Mapping[str, Any]) -> type[Method]:
         """At a privacy budget, and with a small model, classes of their own."""
-        from tacit.methods.tally_private import PrivateTally
-        from tacit.methods.tally_shipped import SmallTally
+        from tacit.methods.tally_shipped import form_of
 
-        asked = [
-            c for n, c in (("epsilon", PrivateTally), ("small", SmallTally)) if str(settings.get(n, 0)).strip("0.")
-        ]
-        return asked[0] if asked else cls
+        return form_of(settings) or cls
 
     def leaves(self) -> Leaves:
         """What a client ranks with."""
@@ -152,9 +148,8 @@ class Tally(ClosedForm):
     def downlink(self, server: State, ids: Tensor) -> Payload:
         """Nothing before there is a choice of items or a solution; of that, what the blend takes."""
         idle = {0.0: "E", 1.0: "B"}.get(float(server["blend"])) if "blend" in server else None
-        return Payload(
-            ids, {n: Shared(torch.zeros(0) if n == idle else server[n]) for n in self.leaves() if n in server}
-        )
+        sent = {n: torch.zeros(0) if n == idle else server[n] for n in self.leaves() if n in server}
+        return Payload(ids, {n: Shared(x) for n, x in sent.items()})
 
     def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
         """A, C and G of each client, as the cells that are not zero; before them, where asked, its counts of items."""
