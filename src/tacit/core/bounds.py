@@ -113,7 +113,7 @@ def usual(found: Sequence[Mapping[str, Tensor]]) -> State:
 def limits_of(
     method: Method, server: State, ids: Tensor, round: int, federation: Federation, times: float
 ) -> dict[str, float]:
-    """So many times what was usual in the round before.
+    """This many times what was usual in the round before.
 
     Before the first round there is none: the server trains a made-up client of the median announced size itself.
     """

@@ -33,7 +33,7 @@ class Fitting(Protocol):
 
 @runtime_checkable
 class Choosing(Protocol):
-    """Tries one solution a round, and validation chooses among them."""
+    """Tries one solution per round, and validation chooses among them."""
 
     def chosen(self, round: int) -> Method:
         """The method with only the solution of this round."""

@@ -336,7 +336,7 @@ class Rows(Field):
         return total.index_add_(0, self.rows.flatten(), change.flatten(0, 1))
 
     def against(self, sent: Field | None) -> Change:
-        """Of touched rows alone where what was sent is the base; over another one whole tables differ."""
+        """Only of touched rows where what was sent is the base; over another one whole tables differ."""
         base = self._base(sent)
         return Change(self.change(), base, self) if base is self.base else super().against(sent)
 

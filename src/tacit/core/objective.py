@@ -1,4 +1,4 @@
-"""A loss and its gradient as one thing: whoever changes the one loses the other."""
+"""A loss and its gradient as one thing: a changed loss drops its gradient."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ def gradient_by(name: str) -> Callable[[F], F]:
 
 
 def gradient_of(loss: Value) -> Gradient | None:
-    """The gradient that goes with a loss, if it has one that holds."""
+    """The gradient that goes with a loss, if it has one that still applies."""
     if isinstance(loss, Loss):
         return loss.gradient
     function, owner = getattr(loss, "__func__", None), getattr(loss, "__self__", None)

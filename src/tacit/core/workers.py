@@ -1,4 +1,4 @@
-"""Work on every core: in threads, or in forked processes, which Python's lock does not hold up."""
+"""Work on every core: in threads, or in forked processes, which Python's lock does not slow down."""
 
 import contextlib
 import ctypes
@@ -201,7 +201,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def _serve(work: Callable[[A], T], todo: int, done: int, files: list[int], held: set[signal.Signals]) -> NoReturn:
-    """A child's life: it ends with its parent, and it speaks of an error only to its parent."""
+    """A child's life: it ends with its parent, and it reports errors only to its parent."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends its children
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""An upload is looked at before it is used: what does not look as the method's uploads look never reaches a sum."""
+"""Uploads are checked before they are used: what does not look like the method's own never reaches a sum."""
 
 import math
 

@@ -58,7 +58,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class FleetOnly:
-    """An ASGI application that lets through what a node needs, and bodies of a bearable size."""
+    """An ASGI application that lets through what a node needs, and bodies of a reasonable size."""
 
     def __init__(self, app: Any, rejected: dict[str, int], keys: Collection[bytes] | None = None) -> None:
         """`rejected` counts, by address, the requests whose key is not known; `keys` are those that are, None: any."""

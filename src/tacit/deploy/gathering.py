@@ -1,4 +1,4 @@
-"""Who of a run's nodes is there: they are greeted, taken in, waited for, and asked in such a way that it is counted."""
+"""Which of a run's nodes are there: they are greeted, admitted, waited for, and asked so that all is counted."""
 
 import logging
 import time

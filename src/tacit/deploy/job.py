@@ -58,7 +58,7 @@ class Job:
         return job
 
     def build(self, allow: tuple[str, ...] = ()) -> Method:
-        """The method. A node builds those of this package alone and what its owner allows by name."""
+        """The method. A node builds only those of this package and what its owner allows by name."""
         _check_allowed(self.method, "methods", allow)
         method = build(find(self.method), self.settings)
         if method.pooled:

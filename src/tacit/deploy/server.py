@@ -1,4 +1,4 @@
-"""A run over nodes: wait for them, run the rounds, write everything down, go on after a crash."""
+"""A run over nodes: wait for them, run the rounds, write everything down, continue after a crash."""
 
 import dataclasses
 import hashlib
