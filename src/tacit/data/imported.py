@@ -1,4 +1,4 @@
-"""Data of the user's own: a file becomes a data set with a name, and what was done to it is kept with it."""
+"""The user's own data: a file becomes a data set with a name, and what was done to it is kept with it."""
 
 import json
 import re

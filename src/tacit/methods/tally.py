@@ -47,7 +47,7 @@ class Tally(ClosedForm):
     side. One upload serves every candidate: each round tries the next, and validation chooses; either part alone is
     among them. Data without times have no order, so that of them A and C are not even uploaded.
 
-    Large catalogues outgrow memory and time. With `inputs`, histories consist of the so many most popular items alone
+    Large catalogues outgrow memory and time. With `inputs`, histories consist of that many of the most popular items
     (all items are still ranked): the clients count items in a round of their own, and the sums are the rows, and for A
     the columns too, of these items.
     """
@@ -167,7 +167,7 @@ class Tally(ClosedForm):
         return Payload(data.ids, self._sums.cells(sequences, client, n_items, many, chosen))
 
     def impossible(self, up: Payload, down: Payload, sizes: Tensor, users: int, n_items: int) -> str:
-        """Why no clients of at most so many users with `sizes` (C,) interactions send this; empty: they may."""
+        """Why no clients of at most this many users with `sizes` (C,) interactions send this; empty: they may."""
         if reason := beyond(self._sums, up, sizes, users):
             return reason
         whole = users == 1 and 1 in self.windows and "C" in up and not self.inputs and not self.clip

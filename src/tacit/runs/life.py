@@ -100,7 +100,7 @@ class Update:
 
 
 def update(run: "Run", path: Path, user: str = "user", item: str = "item", time: str | None = None) -> Update:
-    """Add the interactions of a CSV or Parquet file, behind what each user has; unknown users are new ones."""
+    """Add the interactions of a CSV or Parquet file, after what each user has; unknown users are new ones."""
     new = read_file(path, user, item, time)
     with _revising(run) as (method, life):
         catalogue = {name: index for index, name in enumerate(run.split.data.item_ids.tolist())}

@@ -52,7 +52,7 @@ def prepare(
     progress: DownloadProgress | None = None,
     frames: str = "polars",
 ) -> Run:
-    """A run on everything, ready to go on, with what was left to validation chosen."""
+    """A run on everything, ready to train, with what was left to validation chosen."""
     if asked.protocol != "strict":
         raise UserError(f"protocol '{asked.protocol}' is for evaluation; train withholds nothing, so leave it out")
     if own is not None:
