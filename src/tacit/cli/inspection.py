@@ -88,12 +88,19 @@ def diagnose(
     as_json: Annotated[
         bool, typer.Option("--json", help="a line a table, group and round, with all singular values")
     ] = False,
+    planes: Annotated[
+        bool, typer.Option("--plane", help="also map some clients' tables by t-SNE, for a report")
+    ] = False,
 ) -> None:
     """How a run's item tables use their dimensions and keep to its clusters: at its best round and recorded ones."""
     from tacit.runs import diagnose, report
     from tacit.runs.run import reopen
 
     run = reopen(folder)
+    if planes:
+        from tacit.runs.plane import plane
+
+        plane(run)
     found = diagnose.everything(run)
     if as_json:
         for one in found:
