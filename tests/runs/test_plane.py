@@ -15,7 +15,7 @@ def test_own_items_are_mapped_among_the_others(tmp_path):
     run = reopen(path)
     plane(run)
     written = json.loads((path / FILE).read_text())
-    assert len(written["users"]) == 3
+    assert len(written["users"]) == 4
     for one in written["users"]:
         assert one["own"] == len(run.split.train[run.split.data.user_index(one["user"])])
         assert len(one["points"]) == run.split.n_items
