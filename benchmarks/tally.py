@@ -1,16 +1,21 @@
-"""What tally costs: revisions against retraining, and growth with items and interactions.
+"""What tally gives and costs: every data set beside its parts, revisions against retraining, growth.
 
+python -m benchmarks.tally table [--data filmtrust,ml-100k] [--seeds 0,1,2] [--methods tally,ease,gfcf,popularity]
 python -m benchmarks.tally revise [--data ml-1m] [--users 50]
 python -m benchmarks.tally grow [--items 2500,5000,10000,20000] [--users N] [--inputs K]
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from statistics import mean, median
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +34,8 @@ from tacit.methods.tally import Tally
 from tacit.runs.summary import peak_memory_mb
 
 RESULTS = Path(__file__).parent / "results"
+DATA = ["filmtrust", "douban-book", "lastfm-2k", "anime-5k", "amazon-beauty", "ml-100k", "ml-1m"]
+SHOWN = (("hr", 4), ("ndcg", 4), ("seconds", 0), ("cpu_seconds", 0), ("peak_gb", 2), ("folder_gb", 2))
 
 
 def fit(method: Tally, federation: Federation) -> tuple[State, float, int]:
@@ -135,11 +142,58 @@ def each_alone(sizes: list[str], users: str, inputs: int) -> list[dict[str, obje
     return rows
 
 
+def table(data: list[str], seeds: list[int], methods: list[str]) -> list[dict[str, Any]]:
+    """One run each under `strict`, tally by the bare command; runs that are in the results file are not repeated."""
+    path = RESULTS / "tally-table.json"
+    rows: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    done = {(row["data"], row["method"], row["seed"]) for row in rows}
+    for name, seed, method in product(data, seeds, methods):
+        if (name, method, seed) not in done:
+            rows.append(measured(name, method, seed))
+            path.write_text(json.dumps(rows, indent=2) + "\n")
+    for name, method in product(data, methods):
+        runs = [row for row in rows if (row["data"], row["method"]) == (name, method) and row["seed"] in seeds]
+        if runs:
+            figures = " | ".join(f"{mean(run[key] for run in runs):.{digits}f}" for key, digits in SHOWN)
+            print(f"| {name} | {method} | {len(runs)} | {figures} |")
+    return rows
+
+
+def measured(data: str, method: str, seed: int) -> dict[str, Any]:
+    """A run in a process of its own: test metrics, time, processor time, memory and the run folder's size."""
+    with TemporaryDirectory() as place:
+        asked = [sys.executable, "-m", "tacit", "run", method, "--data", data, "--seed", str(seed), "--json"]
+        asked += ["--out", f"{place}/run"] + ([] if method == "tally" else ["--no-sanity"])
+        load, began = os.getloadavg()[0], time.perf_counter()
+        process = subprocess.Popen(asked, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        summary = json.loads(process.stdout.read().splitlines()[-1])
+        _, status, used = os.wait4(process.pid, 0)
+        if status:
+            raise SystemExit(f"{' '.join(asked)} failed")
+        size = sum(file.stat().st_size for file in Path(place).rglob("*") if file.is_file())
+    return {
+        "data": data,
+        "method": method,
+        "seed": seed,
+        "hr": summary["test"]["HR@10"],
+        "ndcg": summary["test"]["NDCG@10"],
+        "best_round": summary["best_round"],
+        "seconds": time.perf_counter() - began,
+        "cpu_seconds": used.ru_utime + used.ru_stime,
+        "peak_gb": used.ru_maxrss / 1e6,
+        "folder_gb": size / 1e9,
+        "load_before": load,
+    }
+
+
 def main() -> None:
     """Measure and write benchmarks/results/tally-*.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["revise", "grow", "size"])
-    parser.add_argument("--data", default="ml-1m")
+    parser.add_argument("what", choices=["table", "revise", "grow", "size"])
+    parser.add_argument("--data", default="", help="table: several, with commas (all); revise: one (ml-1m)")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--methods", default="tally,ease,gfcf,popularity")
     parser.add_argument("--users", default="", help="revise: how many (50); grow: of each size (ten for every item)")
     parser.add_argument("--items", default="2500,5000,10000,20000")
     parser.add_argument("--inputs", type=int, default=0, help="grow: items that histories are made of; 0: all")
@@ -149,11 +203,15 @@ def main() -> None:
     if asked.what == "size":
         print(json.dumps(grow(int(asked.items), int(asked.users), asked.inputs)))
         return
+    RESULTS.mkdir(exist_ok=True)
+    if asked.what == "table":
+        seeds = [int(seed) for seed in asked.seeds.split(",")]
+        table(asked.data.split(",") if asked.data else DATA, seeds, asked.methods.split(","))
+        return
     if asked.what == "revise":
-        found = revise(asked.data, int(asked.users or 50))
+        found = revise(asked.data or "ml-1m", int(asked.users or 50))
     else:
         found = each_alone(asked.items.split(","), asked.users, asked.inputs)
-    RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"tally-{asked.name or asked.what}.json").write_text(json.dumps(found, indent=2) + "\n")
     print(json.dumps(found, indent=2))
 

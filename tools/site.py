@@ -118,11 +118,30 @@ def _head(node: ast.ClassDef | ast.FunctionDef) -> str:
     if isinstance(node, ast.FunctionDef):
         marks = [f"@{ast.unparse(d)}\n" for d in node.decorator_list]
         returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-        return f"{''.join(marks)}def {node.name}({ast.unparse(node.args)}){returned}"
+        line = f"def {node.name}({ast.unparse(node.args)}){returned}"
+        if len(line) > 88:
+            line = f"def {node.name}(\n{_arguments(node.args)}){returned}"
+        return "".join(marks) + line
     bases = ", ".join(map(ast.unparse, node.bases))
     fields = [f"    {ast.unparse(part)}" for part in node.body if isinstance(part, ast.AnnAssign)]
     fields = [field for field in fields if not field.strip().startswith("_")]
     return "\n".join([f"class {node.name}({bases})" if bases else f"class {node.name}", *fields])
+
+
+def _arguments(given: ast.arguments) -> str:
+    """One a line."""
+    plain = [*given.posonlyargs, *given.args]
+    defaults: list[ast.expr | None] = [None] * (len(plain) - len(given.defaults)) + list(given.defaults)
+    parts = [_argument(one, value) for one, value in zip(plain, defaults, strict=True)]
+    if given.vararg or given.kwonlyargs:
+        parts.append(f"*{ast.unparse(given.vararg)}" if given.vararg else "*")
+    parts += [_argument(one, value) for one, value in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+    parts += [f"**{ast.unparse(given.kwarg)}"] if given.kwarg else []
+    return "".join(f"    {part},\n" for part in parts)
+
+
+def _argument(one: ast.arg, default: ast.expr | None) -> str:
+    return ast.unparse(one) + (f" = {ast.unparse(default)}" if default is not None else "")
 
 
 def _block(code: str) -> list[str]:

@@ -47,7 +47,7 @@ class Dp(BaseModel):
     def check(self, secure: bool, ldp: bool) -> None:
         """What goes together and what does not."""
         if not secure or ldp:
-            raise UserError("dp: noise that clients share goes with --secure and without --ldp")
+            raise UserError("dp: noise that clients share needs --secure and excludes --ldp")
         if (self.noise is None) == (self.epsilon is None):
             raise UserError("dp: write either noise=…, on the sum in units of clip, or epsilon=…, what a run may cost")
 
@@ -107,7 +107,7 @@ def config(**values: Any) -> RunConfig:
         made.ldp.check()
     if (made.bound or made.robust) and (made.secure or made.ldp is not None):
         raise UserError(
-            "bound and robust look at single uploads as they were trained: with --secure the server sees none, and "
+            "bound and robust need single uploads as they were trained: with --secure the server sees none, and "
             "--ldp clips them on the client; leave one or the other out"
         )
     if made.dp is not None:

@@ -38,6 +38,8 @@ def tacit(tmp_path, capsys, monkeypatch):
         ("fedmf", "negatives=100000", "it must be at most 10000"),
         ("fedmf", "dim=100000000", "it must be at most 4096"),
         ("fedmf", "lr=nan", "finite"),
+        ("fedmf", "init=1e30", "it must be at most 1000"),
+        ("fedlightgcn", "negatives=0", "ranks positives above negatives"),
         ("ease", "ridge=-5", "it must be above 0"),
         ("ease", "ridge=", "it needs at least 1 value"),
         ("tally", "windows=0", "it must be at least 1"),
@@ -55,6 +57,12 @@ def test_a_setting_out_of_its_range(tacit, tmp_path, method, setting, sentence):
     assert sentence in err
     assert setting.partition("=")[0] in err
     assert not (tmp_path / "runs").exists()
+
+
+def test_more_clusters_than_items(tacit):
+    code, _, err = tacit("run", "cgfedrec", *QUICK, "--set", "clusters=10000")
+    assert code == 2
+    assert "clusters=10000 is more than the 210 vectors" in err
 
 
 def test_ranges_are_shown(tacit):

@@ -88,7 +88,7 @@ def test_an_evaluation_offers_what_it_withheld_only_when_asked(tacit, run):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ((), "recommend needs one of --user ID, --items ID,ID for somebody new, and --all"),
+        ((), "recommend needs one of --user ID, --items ID,ID (for somebody new) or --all"),
         (("--user", "1", "--items", "2"), "recommend needs one of"),
         (("--all",), "--all writes lists for everyone into a file"),
         (("--all", "--out", "lists.xlsx"), "--out lists.xlsx has an unknown ending; known: .csv, .parquet"),

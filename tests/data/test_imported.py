@@ -82,7 +82,7 @@ def test_timestamp_is_a_time_too_and_none_is_none(folder: Path) -> None:
 
 def test_an_import_replaces_the_earlier_one(folder: Path) -> None:
     import_file(write(folder, "user,item\n1,2\n"), "mine")
-    with pytest.raises(UserError, match="there is a data set 'mine' already; --replace puts the new one in its place"):
+    with pytest.raises(UserError, match="there is already a data set 'mine'; --replace replaces it"):
         import_file(write(folder, "user,item\n1,3\n"), "mine")
     assert load("mine").item_ids.tolist() == ["2"]
     import_file(write(folder, "user,item\n1,3\n"), "mine", replace=True)

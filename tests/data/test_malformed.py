@@ -201,7 +201,7 @@ def test_databases_of_no_table_and_of_several(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("mine", "there is a data set 'mine' already; --replace"),
+        ("mine", "there is already a data set 'mine'; --replace"),
         ("demo", "'demo' is a built-in data set"),
         ("a/b", "'a/b' cannot name a data set"),
         ("..", "'..' cannot name a data set"),

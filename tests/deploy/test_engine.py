@@ -282,11 +282,11 @@ def test_without_tls_nothing_but_this_machine_is_served_or_talked_to():
 
 
 def test_to_go_without_keys_must_be_asked_for_by_name(tmp_path):
-    with pytest.raises(UserError, match="ask for --insecure on this machine alone"):
+    with pytest.raises(UserError, match="ask for --insecure on this machine only"):
         commands.node(
             (tmp_path, "user", "item", None), "127.0.0.1:1", tmp_path, None, False, name=None, allow=(), threads=1
         )
-    with pytest.raises(UserError, match="ask for --insecure on this machine alone"):
+    with pytest.raises(UserError, match="ask for --insecure on this machine only"):
         commands.server(config(method="fedmf"), tmp_path, tmp_path, ("127.0.0.1", 0), None, False, terms={})
 
 

@@ -109,7 +109,7 @@ def test_a_full_disk_on_the_server_ends_with_a_sentence(place):
     assert server.returncode == 2, said
     assert "Traceback" not in said
     assert "Logging error" not in said
-    assert re.search(r"tacit: cannot write .*; repair that and try again: what was saved before is whole", said)
+    assert re.search(r"tacit: cannot write .*; fix that and try again; what was saved before is intact", said)
 
 
 def test_hosts_are_kept_and_the_end_of_a_certificate_is_warned_of(place, monkeypatch, caplog):

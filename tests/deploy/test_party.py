@@ -95,7 +95,7 @@ def test_a_node_helps_to_open_the_sum_of_a_round_once(tmp_path, caplog):
     assert len(list(fleet.train(server, torch.arange(24), 1, Traffic()))) == 1
     link.gone = {"n1"}
     assert list(fleet.train(server, torch.arange(24), 1, Traffic())) == []
-    assert "round 1 is left out: nodes have helped to open its sum and do so once" in caplog.text
+    assert "round 1 is left out: nodes help to open the sum of a round only once" in caplog.text
     assert "two sums of a round would tell uploads apart" in caplog.text
     for name, node in link.named.items():
         link.named[name] = Node(node.data, node.vault.path, threads=1)  # started again
@@ -127,7 +127,7 @@ def test_a_sum_that_was_opened_halfway_is_left_out_and_the_run_goes_on(tmp_path,
     lost.clear()
     link = Direct(nodes(tmp_path / "late"))
     link.spoil = {"n1": lambda reply: None if unpack(reply).kind == "revealed" else reply}
-    with pytest.raises(UserError, match="nodes have helped to open its sum and do so once; start a new run"):
+    with pytest.raises(UserError, match="nodes help to open the sum of a round only once; start a new run"):
         go(tmp_path, link, late, out="late-run")
 
 

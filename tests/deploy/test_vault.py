@@ -104,7 +104,7 @@ def test_what_a_node_was_started_with_holds_for_older_jobs(tmp_path, caplog):
     with pytest.raises(RuntimeError, match="0 of 24 clients"):
         distributed(fleet, rounds=2, first=2, server=server)
     assert {unpack(reply).kind for _, _, reply in link.seen} == {"sorry"}
-    assert "it takes part in secure sums alone" in caplog.text
+    assert "it takes part in secure sums only" in caplog.text
     with pytest.raises(RuntimeError, match="0 of 24 users"):
         fleet.evaluate(server, "valid", 1)
 

@@ -163,6 +163,9 @@ CASES = {
         rounds=15,
     ),
     "popularity": Case(),
+    "sasrec": Case(
+        quick={"dim": 8, "window": 8, "dropout": 0.0}, planted={"dim": 32, "window": 20, "lr": 0.003}, rounds=8
+    ),
     "tally": Case(quick={"ridge": (1.0, 2.0), "blend": (0.0, 0.3)}, planted={}),
     "tally-private": Case(quick={"dp_seed": 0, "inputs": 40}, planted={"epsilon": 1000.0, "inputs": 1000}),
 }

@@ -271,7 +271,7 @@ def test_settings_fit_the_data(divided, monkeypatch):
     assert Tally().fitted(M, ordered=True) == (Tally(), "")
     blind, said = Tally().fitted(M, ordered=False)
     assert (blind.blend, said) == ((1.0,), "these data have no order: item weights alone")
-    assert set(blind.cells([np.arange(3)], np.zeros(1, dtype=np.int64), M, many=False)) == {"G"}
+    assert set(blind._sums.cells([np.arange(3)], np.zeros(1, dtype=np.int64), M, many=False)) == {"G"}
     monkeypatch.setattr(tally_choice, "CELLS", 2 * M * M)
     narrow, said = Tally().fitted(M, ordered=True)
     assert 0 < narrow.inputs < M
@@ -311,8 +311,8 @@ def test_revisions_that_outgrow_the_factor_are_folded_into_it(divided):
 def test_a_users_contribution_is_clipped_as_a_whole(divided):
     free, bound = Tally(**SMALL), Tally(**SMALL, clip=2.0)
     sequences = [divided.train[u] for u in range(20)]
-    whole = free.cells(sequences, np.arange(20), divided.n_items, many=False)
-    cut = bound.cells(sequences, np.arange(20), divided.n_items, many=False)
+    whole = free._sums.cells(sequences, np.arange(20), divided.n_items, many=False)
+    cut = bound._sums.cells(sequences, np.arange(20), divided.n_items, many=False)
     size = sum(_squares(part) for part in cut.values()) ** 0.5
     assert (size <= 2.0 + 1e-5).all()
     before = sum(_squares(part) for part in whole.values()) ** 0.5
@@ -323,7 +323,8 @@ def test_a_users_contribution_is_clipped_as_a_whole(divided):
 def test_a_contribution_below_the_bound_is_not_touched(divided):
     sequences = [divided.train[u] for u in range(20)]
     whole, bound = (
-        Tally(**SMALL, clip=clip).cells(sequences, np.arange(20), divided.n_items, many=False) for clip in (0.0, 1e6)
+        Tally(**SMALL, clip=clip)._sums.cells(sequences, np.arange(20), divided.n_items, many=False)
+        for clip in (0.0, 1e6)
     )
     for name, part in whole.items():
         assert torch.equal(part.value, bound[name].value)

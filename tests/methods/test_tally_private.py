@@ -192,10 +192,10 @@ def test_a_run_states_its_budget_and_validates_nothing_to_choose_from(tmp_path):
 def test_what_is_no_budget_is_refused():
     assert type(build(Tally, {"epsilon": "8"})) is PrivateTally
     for wrong in ("-1", "nan", "inf"):
-        with pytest.raises(UserError, match="is no budget; try --set epsilon=8"):
+        with pytest.raises(UserError, match=f"epsilon='?{wrong}"):
             build(Tally, {"epsilon": wrong})
-    for shares in ((0.0, 0.5, 0.5), (0.5, 0.6, -0.1), (0.3, 0.3, 0.3)):
-        with pytest.raises(UserError, match="1 in all"):
+    for shares in ((0.0, 0.5, 0.5), (0.3, 0.3, 0.3)):
+        with pytest.raises(UserError, match="all add up to 1"):
             PrivateTally(shares=shares)
 
 

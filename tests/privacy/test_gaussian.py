@@ -54,4 +54,4 @@ def test_noise_of_a_seed_repeats_and_claims_nothing():
     add_noise(other, 2.0, "test", seed=5)
     assert torch.equal(one, other)
     assert Tally(clip=1.0, dp_noise=4.0, dp_seed=5).spent(1) == math.inf
-    assert 0 < Tally(clip=1.0, dp_noise=4.0).epsilon(1) < 2
+    assert 0 < Tally(clip=1.0, dp_noise=4.0).spent(1) < 2

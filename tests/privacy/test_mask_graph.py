@@ -42,7 +42,7 @@ def test_few_clients_are_everybodys_neighbours():
     assert degree_and_threshold(3, 0, 0) == (2, 2)
     assert degree_and_threshold(4, 0, 1) == (3, 2)
     assert degree_and_threshold(10, 1, 3) == (9, 6)
-    with pytest.raises(UserError, match="cannot bear 5 dropouts and 4 colluding clients at once"):
+    with pytest.raises(UserError, match="cannot tolerate 5 dropouts and 4 colluding clients at once"):
         degree_and_threshold(10, 4, 5)
 
 

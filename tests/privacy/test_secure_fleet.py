@@ -197,7 +197,7 @@ def test_a_run_with_shared_noise_states_its_central_epsilon(tmp_path):
     asked = start(config(method="fedmf", dp="clip=0.5,epsilon=2", **options), tmp_path / "budget")
     assert 1.99 < asked.mechanism.epsilon(3) <= 2
     for wrong in ({"secure": False}, {"ldp": "clip=1,scale=1"}):
-        with pytest.raises(UserError, match="goes with --secure and without --ldp"):
+        with pytest.raises(UserError, match="needs --secure and excludes --ldp"):
             config(method="fedmf", dp="clip=0.5,noise=4", **options | wrong)
     for both in ("clip=1", "clip=1,noise=1,epsilon=1"):
         with pytest.raises(UserError, match="dp: write either noise="):

@@ -107,7 +107,7 @@ def test_a_sum_of_two_hides_nothing():
     with pytest.raises(UserError, match="a secure sum of 2 clients hides nothing: it takes at least 3"):
         simulate([1, 2], given(words_of([1, 2])))
     for dropouts, colluding in ((0.6, 0.4), (-0.1, 0.0)):
-        with pytest.raises(UserError, match="together below 1"):
+        with pytest.raises(UserError, match="must be below 1 together"):
             Server(IDS, dropouts, colluding)
 
 

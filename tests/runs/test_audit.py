@@ -156,7 +156,7 @@ def test_what_cannot_be_audited_says_why(fedmf, tmp_path):
     with pytest.raises(UserError, match="unknown start of an audit 'middle'"):
         list(audit([fedmf], start="middle"))
     start(config(method="fedmf", **QUICK), tmp_path / "new")
-    with pytest.raises(UserError, match="no checkpoint to go on from; --at start"):
+    with pytest.raises(UserError, match="no checkpoint to continue from; --at start"):
         list(audit([tmp_path / "new"]))
     _, first = audit([tmp_path / "new"], start="start", rounds=1, clients=10)
     assert first.after == 0

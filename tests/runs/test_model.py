@@ -28,7 +28,7 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tally():
     """A model on everything."""
-    return tacit.train("tally", "demo", threads=1, settings={"ridge": "1", "blend": "0,0.5"})
+    return tacit.train("tally", "demo", threads=1, settings={"ridge": "1,100", "blend": "0.3"})
 
 
 def test_a_run_recommends_the_best_items_that_are_not_owned(run):
@@ -93,11 +93,12 @@ def test_training_on_everything_withholds_nothing(tally):
 
 
 def test_what_validation_chose_is_solved_anew_on_everything(tally, tmp_path):
-    asked = {"threads": 1, "settings": {"ridge": "1", "blend": "0,0.5"}}
+    asked = {"threads": 1, "settings": {"ridge": "1,100", "blend": "0.3"}}
     tried = tacit.run("tally", data="demo", out=tmp_path / "run", **asked)
     method = reopen(tmp_path / "run").method.chosen(tried.best_round)
     assert tally.method == method
-    assert len(tally.method.candidates()) == 1
+    assert tally.method.candidates() == [(100.0, 0.3, 200.0)]
+    assert tried.best_round == 2, "the first is meant not to be the best"
     assert tally.run.folder.run["chosen"].startswith(f"solution {tried.best_round} of 2 was best")
     for name in ("A", "C"):  # sums over more interactions than the run had
         assert tally.server[name].sum() > reopen(tmp_path / "run").load_best()[name].sum()
@@ -181,6 +182,14 @@ def test_a_newcomer_to_a_trained_method_has_a_list_of_its_own_taste():
         found = model.recommend(items=films[:8], k=10)
         share.append(sum(line.title.endswith(f"({genre})") for line in found) / 10)
     assert sum(share) / len(share) > 0.4  # of seven genres
+
+
+def test_a_newcomer_has_the_mean_of_what_the_server_keeps_for_each_client():
+    model = tacit.train("pfedgraph", "demo", rounds=2, threads=1)
+    sent = model.for_newcomers
+    assert model.server["tables"].shape[0] == 300
+    torch.testing.assert_close(sent["tables"][0], model.server["tables"].mean(0))
+    assert torch.equal(sent["start"], model.server["start"])
 
 
 def test_a_graph_of_all_users_has_no_place_for_a_newcomer():

@@ -72,7 +72,7 @@ def test_the_target_is_rare_and_fake_histories_end_with_it():
         ({"method": "fedmf", "robust": "median", "secure": True}, "single uploads"),
         ({"method": "fedmf", "bound": 3, "ldp": "clip=1,scale=1"}, "single uploads"),
         ({"method": "tally", "robust": "trimmed"}, "its uploads are added up"),
-        ({"method": "gpfedrec", "robust": "median"}, "takes no mean"),
+        ({"method": "gpfedrec", "robust": "median"}, "does not average uploads"),
     ],
 )
 def test_what_only_sums_exist_of_is_refused_in_a_sentence(options, why):

@@ -66,17 +66,21 @@ def take_in(
         typer.Option("--separator", help="between fields: ',', ';', '::', tab, space; recognised by default"),
     ] = None,
     columns: Annotated[
-        str, typer.Option("--columns", help="names in order, as in user,item,rating,time; '-' for one without use")
+        str, typer.Option("--columns", help="column names in order, e.g. user,item,rating,time; '-' skips one")
     ] = "",
     time_format: Annotated[
-        str | None, typer.Option("--time-format", help="as in '%d/%m/%Y %H:%M'; recognised by default")
+        str | None, typer.Option("--time-format", help="e.g. '%d/%m/%Y %H:%M'; recognised by default")
     ] = None,
-    min_rating: Annotated[float | None, typer.Option("--min-rating", help="only rows rated at least so high")] = None,
-    core: Annotated[int, typer.Option("--core", help="only users and items with at least so many of one another")] = 0,
+    min_rating: Annotated[
+        float | None, typer.Option("--min-rating", help="only rows with at least this rating")
+    ] = None,
+    core: Annotated[
+        int, typer.Option("--core", help="keep only users and items with at least this many interactions")
+    ] = 0,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="leave out and list rows without user, item or readable time")
+        bool, typer.Option("--skip-bad", help="skip and list rows without a user, an item or a readable time")
     ] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="in place of an earlier import of that name")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="replace an earlier import of that name")] = False,
 ) -> None:
     """Take in your own file: text of any layout, compressed or not, Parquet, Arrow or SQLite."""
     from tacit.data import imported

@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 def recommend(
     folder: o.RunFolder,
-    user: Annotated[str | None, typer.Option("--user", help="a user id of the data set")] = None,
+    user: Annotated[str | None, typer.Option("--user", help="id of a user in the data set")] = None,
     items: Annotated[
         list[str] | None,
         typer.Option("--items", help="for somebody new: ids or titles of what they have, oldest first, as in 7,12,9"),
     ] = None,
-    everyone: Annotated[bool, typer.Option("--all", help="lists for everyone, into the file of --out")] = False,
-    k: Annotated[int, typer.Option("-k", min=1, help="lines of a list")] = 10,
+    everyone: Annotated[bool, typer.Option("--all", help="lists for everyone, written to --out")] = False,
+    k: Annotated[int, typer.Option("-k", min=1, help="length of the list")] = 10,
     held_out: Annotated[
-        bool, typer.Option("--held-out", help="also what an evaluation withheld from the user, marked")
+        bool, typer.Option("--held-out", help="also show what the evaluation held out for this user, marked")
     ] = False,
     file: Annotated[Path | None, typer.Option("--out", help="write a .csv or .parquet file instead")] = None,
     as_json: o.AsJson = False,
 ) -> None:
     """What a model or a run's best round recommends, nothing that is owned already; of a node, to its users."""
     if (user is not None) + bool(items) + everyone != 1:
-        raise UserError("recommend needs one of --user ID, --items ID,ID for somebody new, and --all")
+        raise UserError("recommend needs one of --user ID, --items ID,ID (for somebody new) or --all")
     if everyone and file is None:
         raise UserError("--all writes lists for everyone into a file; name it, as in --out lists.parquet or lists.csv")
     known: list[str]
@@ -86,7 +86,7 @@ def _written(frame: "pl.DataFrame", file: Path | None) -> None:
 def diagnose(
     folder: o.RunFolder,
     as_json: Annotated[
-        bool, typer.Option("--json", help="a line a table, group and round, with all singular values")
+        bool, typer.Option("--json", help="one line per table, group and round, with all singular values")
     ] = False,
     planes: Annotated[
         bool, typer.Option("--plane", help="also map some clients' tables by t-SNE, for a report")
@@ -116,19 +116,19 @@ def diagnose(
 
 def audit(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN…")],
-    ldp: Annotated[list[str] | None, typer.Option("--ldp", help="and with this noise on uploads; repeatable")] = None,
-    secure: Annotated[bool, typer.Option("--secure", help="and with secure sums")] = False,
-    dp: Annotated[list[str] | None, typer.Option("--dp", help="and with this noise on secure sums; repeatable")] = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="rounds to look at")] = 5,
+    ldp: Annotated[list[str] | None, typer.Option("--ldp", help="also try this noise on uploads; repeatable")] = None,
+    secure: Annotated[bool, typer.Option("--secure", help="also try secure sums")] = False,
+    dp: Annotated[list[str] | None, typer.Option("--dp", help="also try this noise on secure sums; repeatable")] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="rounds to observe")] = 5,
     clients: Annotated[int, typer.Option("--clients", min=0, help="clients to attack; 0: all")] = 100,
-    k: Annotated[int, typer.Option("-k", min=1, help="items that an attack may name")] = 10,
-    at: Annotated[str, typer.Option("--at", help="from where a run is continued: last, best or start")] = "last",
+    k: Annotated[int, typer.Option("-k", min=1, help="items an attack may name")] = 10,
+    at: Annotated[str, typer.Option("--at", help="where to continue the run from: last, best or start")] = "last",
     poisoned: Annotated[
-        bool, typer.Option("--poison", help="play clients that push an item instead, with and without each defence")
+        bool, typer.Option("--poison", help="instead, play clients that push an item, with and without each defence")
     ] = False,
-    interactions: Annotated[int, typer.Option("--target", min=1, help="interactions of the item they push")] = 6,
-    bound: Annotated[float, typer.Option("--bound", min=0.01, help="with --poison, the bound that is a defence")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="a line a run and protection")] = False,
+    interactions: Annotated[int, typer.Option("--target", min=1, help="how many interactions the pushed item has")] = 6,
+    bound: Annotated[float, typer.Option("--bound", min=0.01, help="with --poison, the bound to try as a defence")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="one line per run and protection")] = False,
 ) -> None:
     """Play the curious server, which infers from uploads who has which items, or with --poison malicious clients."""
     from tacit.runs import audit, report
@@ -166,7 +166,7 @@ def _poison(folders: list[Path], rounds: int, at: str, interactions: int, bound:
             out.print(line)
 
 
-def forget(folder: o.RunFolder, user: Annotated[str, typer.Option("--user", help="a user id of the run")]) -> None:
+def forget(folder: o.RunFolder, user: Annotated[str, typer.Option("--user", help="id of a user in the run")]) -> None:
     """Remove a user from a run exactly, as if it had never been there; from a node's folder and its next uploads."""
     if (folder / "node.json").is_file():
         from tacit.deploy import commands

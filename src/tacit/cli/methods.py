@@ -12,7 +12,9 @@ from tacit.cli.screen import out, show
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="one of them, with all its settings", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="show one method with all its settings", show_default=False)
+    ] = None,
 ) -> None:
     """Every method with the settings of its own; of one method, all settings."""
     from rich.table import Table

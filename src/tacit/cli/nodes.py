@@ -12,7 +12,7 @@ from tacit.cli.screen import out, stopping, table
 
 
 def keys(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="where they are kept, and added to")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="folder to keep them in; existing keys stay")],
     host: Annotated[list[str] | None, typer.Option("--host", help="name or address of the server; repeatable")] = None,
     node: Annotated[list[str] | None, typer.Option("--node", help="name of a node; repeatable")] = None,
 ) -> None:
@@ -27,11 +27,11 @@ def keys(
 
 def server(
     method: o.MethodName,
-    catalogue: Annotated[Path, typer.Option("--catalogue", help="file with a column `item`, maybe `title`")],
+    catalogue: Annotated[Path, typer.Option("--catalogue", help="file with a column `item` and optionally `title`")],
     folder: o.NodesOut,
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="nodes to wait for before the first round")] = 1,
     keys_folder: Annotated[Path | None, typer.Option("--keys", help="what `tacit keys` made for the server")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="no TLS and no keys; on this machine alone")] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="no TLS and no keys; on this machine only")] = False,
     host: Annotated[str, typer.Option("--host", help="address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port")] = 8477,
     protocol: o.ProtocolName = "strict",
@@ -46,22 +46,28 @@ def server(
         typer.Option(
             "--bound",
             min=0,
-            help="clip a client's change to so many times the usual one; 0: not; default: 1 if it can be",
+            help="clip a client's change to this many times the usual one; 0: never; default: 1 where possible",
         ),
     ] = None,
     robust: o.Robust = "",
-    together: Annotated[bool, typer.Option("--together", help="a client is a node, not each of its users")] = False,
+    together: Annotated[
+        bool, typer.Option("--together", help="treat each node as one client, not each of its users")
+    ] = False,
     select: o.Select = "NDCG@10",
     evaluate_every: o.Every = 1,
     patience: o.Patience = 0,
     deadline: o.Deadline = 600,
     least: Annotated[float, typer.Option("--least", min=0, max=1, help="share of clients that must reply")] = 0.5,
-    max_norm: Annotated[float, typer.Option("--max-norm", min=0, help="of a client's change; 0: 100 a value")] = 0,
-    most_users: Annotated[int, typer.Option("--max-users", min=1, help="that one node may announce")] = 100_000,
-    wait: Annotated[
-        float, typer.Option("--wait", min=0, help="give up after so many seconds without a round; 0: never")
+    max_norm: Annotated[
+        float, typer.Option("--max-norm", min=0, help="largest norm of a client's change; 0: 100 per value")
     ] = 0,
-    status_port: Annotated[int, typer.Option("--status-port", help="of /health, /metrics, /status; 0: none")] = 8478,
+    most_users: Annotated[int, typer.Option("--max-users", min=1, help="most users one node may announce")] = 100_000,
+    wait: Annotated[
+        float, typer.Option("--wait", min=0, help="give up after this many seconds without a round; 0: never")
+    ] = 0,
+    status_port: Annotated[
+        int, typer.Option("--status-port", help="port of /health, /metrics and /status; 0: none")
+    ] = 8478,
     status_host: Annotated[str, typer.Option("--status-host", help="address of these pages")] = "127.0.0.1",
     as_json: o.AsJson = False,
 ) -> None:
@@ -108,7 +114,9 @@ def server(
 
 
 def status(
-    target: Annotated[str, typer.Argument(metavar="FOLDER|HOST[:PORT]", help="a server's run, or where its pages are")],
+    target: Annotated[
+        str, typer.Argument(metavar="FOLDER|HOST[:PORT]", help="a server's run folder, or HOST:PORT of its pages")
+    ],
     as_json: o.AsJson = False,
 ) -> None:
     """Show a server's nodes: who is up, when last seen, users, bytes, refusals and why."""
@@ -152,8 +160,8 @@ def node(
     server: Annotated[str, typer.Option("--server", help="host:port")],
     folder: Annotated[Path, typer.Option("--folder", help="the node's own folder; keep it")],
     keys_folder: Annotated[Path | None, typer.Option("--keys", help="what `tacit keys` made for this node")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="no TLS and no key; on this machine alone")] = False,
-    name: Annotated[str | None, typer.Option("--name", help="without keys: what the node is called")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="no TLS and no key; on this machine only")] = False,
+    name: Annotated[str | None, typer.Option("--name", help="without keys: the node's name")] = None,
     user: o.UserColumn = "user",
     item: o.ItemColumn = "item",
     time: o.TimeColumn = None,
@@ -198,8 +206,12 @@ def virtual(
     select: o.Select = "NDCG@10",
     evaluate_every: o.Every = 1,
     patience: o.Patience = 0,
-    cpus: Annotated[float, typer.Option("--cpus", min=0.01, help="cores of a node: how many run at once")] = 1,
-    ray: Annotated[str | None, typer.Option("--ray", help="address of a Ray cluster, as in auto; none: here")] = None,
+    cpus: Annotated[
+        float, typer.Option("--cpus", min=0.01, help="cores per node, which limits how many run at once")
+    ] = 1,
+    ray: Annotated[
+        str | None, typer.Option("--ray", help="address of a Ray cluster, e.g. auto; by default this machine")
+    ] = None,
     deadline: o.Deadline = 3600,
     as_json: o.AsJson = False,
 ) -> None:

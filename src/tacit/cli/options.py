@@ -7,50 +7,50 @@ import typer
 
 from tacit.errors import UserError
 
-MethodName = Annotated[str, typer.Argument(help="`tacit methods` names them")]
+MethodName = Annotated[str, typer.Argument(help="`tacit methods` lists them")]
 RunFolder = Annotated[Path, typer.Argument(metavar="DIR")]
-DataName = Annotated[str, typer.Option("--data", help="data set; `tacit data list` names them")]
+DataName = Annotated[str, typer.Option("--data", help="data set; `tacit data list` lists them")]
 ProtocolName = Annotated[str, typer.Option("--protocol", help="strict, paper, symmetric or ratio")]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="rounds; the method's own by default")]
 Seed = Annotated[int, typer.Option("--seed")]
-Seeds = Annotated[str, typer.Option("--seeds", help="as in 0,1,2")]
+Seeds = Annotated[str, typer.Option("--seeds", help="e.g. 0,1,2")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="a setting of the method, key=value; repeatable")]
 Plug = Annotated[
-    str | None, typer.Option("--plug", help="a plug-in over the method, as in plgc or plgc:beta=0.5,gamma=0.01")
+    str | None, typer.Option("--plug", help="a plug-in over the method, e.g. plgc or plgc:beta=0.5,gamma=0.01")
 ]
-Clients = Annotated[int, typer.Option("--clients", help="clients of many users; 0: one client per user")]
+Clients = Annotated[int, typer.Option("--clients", help="number of clients with many users each; 0: one per user")]
 AtLeast = Annotated[int, typer.Option("--min-interactions", help="only users with at least this many")]
 Select = Annotated[str, typer.Option("--select", help="validation metric that chooses the reported round")]
 Shown = Annotated[
-    str, typer.Option("--metrics", help="show these too, as in coverage,novelty; module:Class for one of your own")
+    str, typer.Option("--metrics", help="also show these, e.g. coverage,novelty; module:Class for one of your own")
 ]
-Every = Annotated[int, typer.Option("--evaluate-every", help="validate every so many rounds")]
-Patience = Annotated[int, typer.Option("--patience", help="stop after so many validations without a better one")]
+Every = Annotated[int, typer.Option("--evaluate-every", help="validate every N rounds")]
+Patience = Annotated[int, typer.Option("--patience", help="stop after N validations without improvement")]
 Threads = Annotated[int, typer.Option("--threads", help="workers; 0: one per core")]
-Chunk = Annotated[int, typer.Option("--chunk", help="clients stacked at a time, at most")]
+Chunk = Annotated[int, typer.Option("--chunk", help="most clients to stack at a time")]
 Noise = Annotated[
     str | None,
-    typer.Option("--ldp", help="noise on uploads: kind=laplace,clip=0.5,scale=0.1, or epsilon=1 in place of scale"),
+    typer.Option("--ldp", help="noise on uploads: kind=laplace,clip=0.5,scale=0.1, or epsilon=1 instead of scale"),
 ]
 Mapped = Annotated[bool, typer.Option("--mapped", help="keep the clients' state in memory-mapped files")]
 Central = Annotated[
     str | None,
-    typer.Option(
-        "--dp", help="noise that clients share, with --secure: clip=1,noise=1, or epsilon=1 in place of noise"
-    ),
+    typer.Option("--dp", help="noise that clients share, with --secure: clip=1,noise=1, or epsilon=1 instead of noise"),
 ]
 Secure = Annotated[bool, typer.Option("--secure", help="the server sees only sums of uploads (secure aggregation)")]
 Bound = Annotated[
-    float, typer.Option("--bound", min=0, help="clip a client's change to so many times the usual one, as in 3; 0: not")
+    float,
+    typer.Option("--bound", min=0, help="clip a client's change to this many times the usual one, e.g. 3; 0: never"),
 ]
-Robust = Annotated[str, typer.Option("--robust", help="median or trimmed, in place of the mean of uploads")]
-Sanity = Annotated[bool, typer.Option("--sanity/--no-sanity", help="popularity, EASE, oracle")]
+Robust = Annotated[str, typer.Option("--robust", help="median or trimmed, instead of the mean of uploads")]
+Sanity = Annotated[bool, typer.Option("--sanity/--no-sanity", help="show popularity, EASE and the oracle beside it")]
 AsJson = Annotated[bool, typer.Option("--json", help="print the summary as the last line")]
 ProgressKind = Annotated[
-    str, typer.Option("--progress", help="bar, lines (one a round) or none; auto: a bar in a terminal, none in a pipe")
+    str,
+    typer.Option("--progress", help="bar, lines (one per round) or none; auto: a bar in a terminal, none in a pipe"),
 ]
 Deadline = Annotated[float, typer.Option("--deadline", min=0.1, help="seconds a round waits for replies")]
-NodesOut = Annotated[Path, typer.Option("--out", help="the run's folder; one that was begun is resumed")]
+NodesOut = Annotated[Path, typer.Option("--out", help="the run's folder; an unfinished run in it is resumed")]
 UserColumn = Annotated[str, typer.Option("--user", help="column of user ids")]
 ItemColumn = Annotated[str, typer.Option("--item", help="column of item ids")]
 TimeColumn = Annotated[str | None, typer.Option("--time", help="column of times")]

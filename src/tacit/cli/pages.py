@@ -13,7 +13,7 @@ def report(
         list[Path], typer.Argument(metavar="RUNS…", help="run folders, folders of runs, experiment files")
     ],
     page: Annotated[Path, typer.Option("--out", help="the page to write")] = Path("report.html"),
-    title: Annotated[str, typer.Option("--title", help="what stands at its head")] = "",
+    title: Annotated[str, typer.Option("--title", help="its title")] = "",
 ) -> None:
     """Write one page with tables, figures, settings and commands; it opens without any network."""
     from tacit.figures import records, report
@@ -32,11 +32,11 @@ def report(
 
 def studio(
     runs: Annotated[list[Path] | None, typer.Argument(metavar="[RUNS]", help="folders of runs, or a node's")] = None,
-    host: Annotated[str, typer.Option("--host", help="address to listen on; others than this machine's are public")] = (
+    host: Annotated[str, typer.Option("--host", help="address to listen on; anything but this machine's is public")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option("--port", help="0: any that is free")] = 8480,
-    experiments: Annotated[Path, typer.Option("--experiments", help="files of published tables")] = Path("experiments"),
+    port: Annotated[int, typer.Option("--port", help="0: any free port")] = 8480,
+    experiments: Annotated[Path, typer.Option("--experiments", help="experiment files to show")] = Path("experiments"),
 ) -> None:
     """Show runs on a page of this machine: live, compared, explained; Ctrl-C ends it."""
     from tacit.studio.start import start
@@ -47,7 +47,7 @@ def studio(
 def serve(
     folder: Annotated[Path, typer.Argument(metavar="RUN|NODE", help="a run's folder, or a node's own")],
     host: Annotated[str, typer.Option("--host", help="address to listen on")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="0: any that is free")] = 8481,
+    port: Annotated[int, typer.Option("--port", help="0: any free port")] = 8481,
 ) -> None:
     """Answer applications over HTTP: lists by user or by items, reasons, batches; Ctrl-C ends it."""
     from tacit.serving.start import start

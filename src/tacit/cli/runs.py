@@ -42,11 +42,11 @@ def run(
     robust: o.Robust = "",
     folder: Annotated[Path | None, typer.Option("--out", help="the run's folder")] = None,
     sanity_rows: o.Sanity = True,
-    diagnosed: Annotated[bool, typer.Option("--diagnose", help="record `tacit diagnose` of every validation")] = False,
+    diagnosed: Annotated[bool, typer.Option("--diagnose", help="record `tacit diagnose` at every validation")] = False,
     as_json: o.AsJson = False,
     progress_kind: o.ProgressKind = "auto",
     written: Annotated[
-        Path | None, typer.Option("--config", help="options from a TOML file or a run.json; those typed come first")
+        Path | None, typer.Option("--config", help="options from a TOML file or a run.json; options typed here win")
     ] = None,
 ) -> None:
     """Train a method on real data, evaluate it, and show what it would recommend."""
@@ -219,7 +219,9 @@ def compare(
 
 def resume(
     folder: o.RunFolder,
-    rounds: Annotated[int | None, typer.Option("--rounds", help="let a run, finished or not, have so many")] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="extend a run, finished or not, to this many rounds")
+    ] = None,
     sanity_rows: o.Sanity = True,
     as_json: o.AsJson = False,
     progress_kind: o.ProgressKind = "auto",

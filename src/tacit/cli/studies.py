@@ -12,16 +12,18 @@ if TYPE_CHECKING:
     from tacit.runs.experiments import Experiment
 
 File = Annotated[Path, typer.Argument(metavar="NAME", help="pfedclr-table2, or a file of your own")]
-Length = Annotated[int | None, typer.Option("--rounds", min=1, help="other rounds than the file's")]
-Where = Annotated[Path | None, typer.Option("--out", help="where its runs are; runs/<name of the file>")]
+Length = Annotated[int | None, typer.Option("--rounds", min=1, help="run this many rounds instead of the file's")]
+Where = Annotated[Path | None, typer.Option("--out", help="folder of its runs; by default runs/NAME")]
 
 
 def experiment(
     file: File,
     only: Annotated[list[str] | None, typer.Option("--row", help="only this row, by its label; repeatable")] = None,
-    data: Annotated[list[str] | None, typer.Option("--data", help="only this data set, the file's or any")] = None,
-    protocol: Annotated[list[str] | None, typer.Option("--protocol", help="only under this one; repeatable")] = None,
-    seeds: Annotated[str | None, typer.Option("--seeds", help="other seeds than the file's, as in 0,1,2")] = None,
+    data: Annotated[
+        list[str] | None, typer.Option("--data", help="run on this data set only, the file's or any other")
+    ] = None,
+    protocol: Annotated[list[str] | None, typer.Option("--protocol", help="only this protocol; repeatable")] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="seeds instead of the file's, e.g. 0,1,2")] = None,
     rounds: Length = None,
     folder: Where = None,
     keep: Annotated[bool, typer.Option("--keep", help="keep checkpoints of finished runs")] = False,
@@ -46,7 +48,7 @@ def results(
     file: File,
     rounds: Length = None,
     folder: Where = None,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="print tables for a document")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="print Markdown tables")] = False,
 ) -> None:
     """Collect what is finished of an experiment: published figure, ours, the strict one, and the seeds behind them."""
     from tacit.runs import experiments
@@ -64,7 +66,7 @@ def skew(
     data: o.DataName = "filmtrust",
     min_interactions: o.AtLeast = 10,
     rounds: Annotated[int, typer.Option("--rounds", min=2)] = 100,
-    users: Annotated[int, typer.Option("--users", min=1, help="whose vectors are followed")] = 4,
+    users: Annotated[int, typer.Option("--users", min=1, help="how many users to follow")] = 4,
     protocol: o.ProtocolName = "paper",
     seed: o.Seed = 0,
     threads: o.Threads = 0,

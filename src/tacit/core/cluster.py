@@ -19,6 +19,8 @@ def kmeans(points: Tensor, clusters: int, seed: int, centres: Tensor | None = No
 
     if not bool(torch.isfinite(points).all()):
         raise UserError("the vectors to be grouped are no longer numbers: training has diverged; lower its rates")
+    if clusters > len(points):
+        raise UserError(f"clusters={clusters} is more than the {len(points):,} vectors to be grouped; ask for fewer")
     first = "k-means++" if centres is None else centres.double().numpy()
     with threadpool_limits(1, user_api="openmp"):
         found = KMeans(clusters, init=first, n_init=STARTS if centres is None else 1, random_state=seed % 2**32).fit(

@@ -34,6 +34,8 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Negatives = Annotated[int, Field(ge=0, le=10_000), Search(1, 8)]
 Epochs = Annotated[int, Field(ge=0), Search(1, 20)]
+Spread = Annotated[float, Field(gt=0, le=1000)]  # of starting values
+Rank = Annotated[int, Field(ge=0, le=4096)]  # 0: whole
 Seed = Annotated[int, Field(ge=-1)]
 Windows = Annotated[tuple[Annotated[int, Field(ge=1, le=10_000)], ...], Field(min_length=1)]
 Counts = Annotated[tuple[Count, ...], Field(min_length=1)]

@@ -15,7 +15,7 @@ from tacit.core.objective import Value, gradient_by
 from tacit.core.optim import Optimizer
 from tacit.core.payload import Each, Field, Payload, Rows, State
 from tacit.core.scorers import dot, inner_product_step, pair_bce, pair_bpr, pick, row_bce, take
-from tacit.core.settings import Amount, Count, Epochs, Negatives, Positive, Rate, Whole, Width
+from tacit.core.settings import Amount, Count, Epochs, Negatives, Positive, Rate, Spread, Whole, Width
 from tacit.data.cohort import Batch, Cohort, Federation
 
 
@@ -50,7 +50,7 @@ class Trained(Method):
     fraction: Positive = 1.0  # of the clients, a round; above 1 a number of clients
     traverse: bool = False  # rounds take their clients from a shuffled queue, every client once before it starts anew
     optimizer: Optimizer = "adam"
-    init: Positive = 0.01  # standard deviation of the starting values
+    init: Spread = 0.01  # standard deviation of the starting values
     scored_with: Literal["server", "own"] = "server"  # whose shared leaves a client ranks with
     weighting: Literal["size", "uniform"] = "size"  # of a client in the server's mean: |D_u|, or one for all
 

@@ -37,7 +37,7 @@ def check_settings(cls: type[Method]) -> None:
         settings = [name for name, kind in types.items() if str(get_origin(kind)) != "typing.ClassVar"]
         if settings and "__dataclass_fields__" not in vars(k):
             raise UserError(
-                f"{k.__name__} has the setting '{settings[0]}' and is not a dataclass: "
+                f"{k.__name__} has the setting '{settings[0]}' but is not a dataclass: "
                 "write @dataclass(frozen=True) above the class"
             )
         above = {name for b in k.__mro__[1:] for name in inspect.get_annotations(b)} - fields
@@ -45,8 +45,8 @@ def check_settings(cls: type[Method]) -> None:
             data = not (callable(value) or hasattr(value, "__get__") or name.startswith("_"))
             if data and name not in types and name not in above:
                 raise UserError(
-                    f"'{name}' of {k.__name__} has no type, so it is no setting: write {name}: "
-                    f"{type(value).__name__} = {value!r}, or ClassVar[{type(value).__name__}] if it is not to be set"
+                    f"'{name}' of {k.__name__} has no type, so it is not a setting: write {name}: "
+                    f"{type(value).__name__} = {value!r}, or ClassVar[{type(value).__name__}] if it should not be one"
                 )
 
 
@@ -81,7 +81,7 @@ def _check(method: Method) -> None:
         kept, up, _ = _try(method, "training", partial(local_round, method, leaves, down, data))
         for name in named(method.leaves(), "private", "kept"):
             if name not in kept:
-                raise _wrong(method, f"keeps no '{name}', which it declares as its own")
+                raise _wrong(method, f"does not keep '{name}', which it declares as its own")
         _check_server(method, server, up)
 
 
@@ -96,13 +96,13 @@ def _check_server(method: Trained, server: State, up: Payload) -> None:
     state = after([up])
     lost = [name for name in server if name not in state or state[name].shape != server[name].shape]
     if lost:
-        raise _wrong(method, f"has an aggregate that does not give back '{lost[0]}' in the shape it had")
+        raise _wrong(method, f"has an aggregate that does not return '{lost[0]}' in its original shape")
     summed = folded(up)
     if method.individual or summed is up:
         return
     other = after([summed])
     if not all(torch.allclose(state[name].float(), other[name].float(), rtol=1e-3, atol=1e-5) for name in server):
-        raise _wrong(method, "needs single uploads: what aggregate makes of sums differs; say so in `individual`")
+        raise _wrong(method, "needs single uploads: aggregate gives another result for sums; say so in `individual`")
 
 
 def _check_leaves(method: Method, federation: Federation, server: State) -> None:
@@ -115,22 +115,22 @@ def _check_leaves(method: Method, federation: Federation, server: State) -> None
         if leaf.kind == "shared":
             # a method that sends what it likes may send a leaf later than in the first round
             if name not in server and type(method).downlink is Method.downlink:
-                raise _wrong(method, f"declares the shared leaf '{name}' and does not make it in init_server")
+                raise _wrong(method, f"declares the shared leaf '{name}' but does not create it in init_server")
             continue
         maker, other = ("init_users", "init_clients") if leaf.per_user else ("init_clients", "init_users")
         if name not in made[maker]:
             beside = f", but in {other}" if name in made[other] else ""
-            raise _wrong(method, f"declares the {leaf.kind} leaf '{name}' and does not make it in {maker}{beside}")
+            raise _wrong(method, f"declares the {leaf.kind} leaf '{name}' but does not create it in {maker}{beside}")
     for maker, some in made.items():
         for name in some:
             if name not in leaves or leaves[name].kind == "shared":
-                raise _wrong(method, f"makes '{name}' in {maker} and does not declare it in leaves() as its own")
+                raise _wrong(method, f"creates '{name}' in {maker} but does not declare it in leaves() as its own")
             if leaves[name].per_user != (maker == "init_users"):
-                raise _wrong(method, f"makes '{name}' in {maker}, but per-user leaves alone come from init_users")
+                raise _wrong(method, f"creates '{name}' in {maker}, but only per-user leaves come from init_users")
     plain = (type(method).downlink, type(method).aggregate) == (Method.downlink, Trained.aggregate)
     for name in server if plain else ():
         if name not in leaves:
-            raise _wrong(method, f"makes '{name}' in init_server and does not declare it in leaves()")
+            raise _wrong(method, f"creates '{name}' in init_server but does not declare it in leaves()")
 
 
 def _check_training(method: Trained, p: State, data: Cohort) -> None:
@@ -150,11 +150,15 @@ def _check_training(method: Trained, p: State, data: Cohort) -> None:
     except (RuntimeError, KeyError):
         agree = False
     if not agree:
-        raise _wrong(method, "has a 'pairs' that disagrees with its 'score': a change of the one needs the other")
+        raise _wrong(method, "has a 'pairs' that disagrees with its 'score': change both together")
     for phase in _try(method, "phases", lambda: list(method.phases(data.round))):
         for name in sorted({name for turn in phase.turns for name in turn}):
             if name not in p:
-                raise _wrong(method, f"has a phase that moves '{name}', and no leaf of that name")
+                raise _wrong(method, f"has a phase that moves '{name}', but no leaf of that name")
+        if phase.ranked and not data.negatives:
+            raise UserError(
+                f"negatives=0 is invalid for {method.name}: its loss ranks positives above negatives, so it needs 1"
+            )
         batch = next(iter(data.batches(0, 0, phase.batch, ranked=phase.ranked)))
         loss = _try(method, "loss", partial(phase.loss, p, batch))
         if _shape(loss) != (C,):

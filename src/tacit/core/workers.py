@@ -243,7 +243,7 @@ def _end(parent: int, pids: list[int], files: list[int]) -> None:
 
 
 def _killed() -> UserError:
-    return UserError("a worker process was killed, perhaps because memory ran out; --threads 1 needs the least of it")
+    return UserError("a worker process was killed, perhaps because memory ran out; --threads 1 needs the least memory")
 
 
 def _portable(error: BaseException) -> BaseException:

@@ -154,4 +154,4 @@ def _check_name(name: str, again: bool) -> None:
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise UserError(f"'{name}' cannot name a data set; use letters, digits, '-', '_' and '.'")
     if not again and name in imported_names():
-        raise UserError(f"there is a data set '{name}' already; --replace puts the new one in its place")
+        raise UserError(f"there is already a data set '{name}'; --replace replaces it")

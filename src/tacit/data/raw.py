@@ -165,7 +165,7 @@ def _first_malformed(file: str, body: bytes, separator: str, schema: Schema, hea
                 kind(text)
         except ValueError:
             return _malformed(file, number, line, f"{separator.join(schema)}, all numbers")
-    return UserError(f"{file} is not a table of {', '.join(schema)}; put the original file in its place")
+    return UserError(f"{file} is not a table of {', '.join(schema)}; replace it with the original file")
 
 
 def _titles(files: Files, file: str, separator: str, encoding: str, header: bool = False) -> dict[str, str]:
@@ -184,7 +184,7 @@ def _body(files: Files, file: str) -> bytes:
     """The file without blank lines at its end."""
     body = files[file].rstrip()
     if not body:
-        raise UserError(f"{file} is empty; put the original file in its place")
+        raise UserError(f"{file} is empty; replace it with the original file")
     return body
 
 

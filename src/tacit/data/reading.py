@@ -212,7 +212,7 @@ def _names(name: str, rows: list[list[str]], layout: Layout) -> tuple[bool, list
         said = f"without a header: columns taken for {', '.join(names)}"
     if len(set(names)) < len(names):
         raise UserError(
-            f"{name} has two columns of one name; its header is {','.join(names)}; name them anew with --columns"
+            f"{name} has two columns of one name; its header is {','.join(names)}; rename them with --columns"
         )
     return header, names, said
 

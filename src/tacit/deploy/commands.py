@@ -67,7 +67,7 @@ def server(
 
     _say_insecure(keys_folder, insecure)
     if not 0 <= listen[1] <= 65535:
-        raise UserError(f"--port {listen[1]} is not a port; choose one from 1 to 65535, or 0 for any that is free")
+        raise UserError(f"--port {listen[1]} is not a port; choose one from 1 to 65535, or 0 for any free one")
     _speak()
     what = Asked(asked, catalogue, terms=Terms(**terms), **options)
     folder, job = prepare(what, out)
@@ -193,9 +193,7 @@ def _read(source: Source) -> Interactions:
 
 def _say_insecure(keys_folder: Path | None, insecure: bool) -> None:
     if keys_folder is None and not insecure:
-        raise UserError(
-            "name the keys with --keys (tacit keys makes them), or ask for --insecure on this machine alone"
-        )
+        raise UserError("name the keys with --keys (tacit keys makes them), or ask for --insecure on this machine only")
 
 
 def _speak() -> None:
@@ -236,7 +234,7 @@ def _logged(path: Path) -> Iterator[None]:
         path.touch(mode=0o600)
         handler = _Rotating(path, maxBytes=MOST_LOG, backupCount=5, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; repair that and try again") from error
+        raise UserError(f"cannot write {path}: {error.strerror}; fix that and try again") from error
     handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(message)s"))
     log = logging.getLogger("tacit")
     log.addHandler(handler)

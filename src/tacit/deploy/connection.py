@@ -63,7 +63,7 @@ def serve(
     """
     host = address.rsplit(":", 1)[0].strip("[]")
     if root is None and not on_loopback(host):
-        raise UserError(f"without TLS nothing but this machine is talked to; {host} needs --keys")
+        raise UserError(f"without TLS a node talks to this machine only; {host} needs --keys")
     if root is not None and not root.exists():
         raise UserError(f"there is no certificate {root}; tacit keys makes it")
     stop = stop or threading.Event()
@@ -86,7 +86,7 @@ def serve(
                 _converse(client, answer, pair[1], key is None, poll, stop, connected)
         except httpx.HTTPStatusError as error:
             if not error.request.url.path.endswith("activate-node"):
-                log.warning("the server at %s has forgotten this node; greeting it again", address)
+                log.warning("the server at %s has forgotten this node; registering again", address)
             elif not refused:
                 refused = time.monotonic()
                 log.warning("the server at %s does not let this node in; trying again", address)

@@ -138,7 +138,7 @@ class Engine:
         """`nodes` are the public keys that may connect, by name; without a certificate only loopback is served."""
         secure = certificate is not None
         if not secure and not on_loopback(host):
-            raise UserError(f"without TLS nothing but this machine is served; {host} needs --keys")
+            raise UserError(f"without TLS a server serves this machine only; {host} needs --keys")
         config = SuperLinkLifespanConfig(
             control_address="",
             health_server_address=None,

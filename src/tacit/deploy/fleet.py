@@ -141,7 +141,7 @@ class FlowerFleet(Gathering):
                 try:
                     word = secure_sum.decode(answer, packet.body)
                     if getattr(word, "client", None) != part.place:
-                        raise Refused("it speaks for another node")
+                        raise Refused("it answers for another node")
                     if isinstance(word, secure_sum.Masked) and (word.width, len(word.words)) != (8, 8 * layout.length):
                         raise Refused(
                             f"{len(word.words):,} bytes of words of {word.width}, not {8 * layout.length:,} of 8"

@@ -159,7 +159,7 @@ class Gathering:
                 self.board.rename(name, here.name)
             self.board.of(here.name).node = node
         for name in mute.values():
-            log.warning("node %s does not say who it is", name)
+            log.warning("node %s does not identify itself", name)
             self.board.was_silent(name, time.monotonic() - began, there=True)
         self.board.look(there)
 
@@ -218,7 +218,7 @@ class Gathering:
         node = self._ids[name]
         if node not in self._told:
             self._told.add(node)
-            log.warning("node '%s' came late: %s", name, why)
+            log.warning("node '%s' joined late: %s", name, why)
             self.board.of(name).reason = why
             hello = Packet("hello", {"version": VERSION, "waits": why}, self.job.dump()).pack()
             list(self._ask({node: hello}, {node: name}, min(self.terms.deadline, self.terms.greeting)))

@@ -101,7 +101,7 @@ def allowed(folder: Path) -> dict[str, bytes]:
         )
     if not found:
         raise UserError(
-            f"{folder} names no node: put public keys into {folder / 'nodes'}, or run tacit keys --node NAME"
+            f"{folder} names no nodes: put public keys into {folder / 'nodes'}, or run tacit keys --node NAME"
         )
     return found
 

@@ -1,6 +1,6 @@
 """How a server is seen from outside: a file in the run's folder, and pages for health, metrics and status.
 
-The pages are plain HTTP, on this machine alone unless asked for otherwise: /health, /metrics for Prometheus, /status.
+The pages are plain HTTP, on this machine only unless asked for otherwise: /health, /metrics for Prometheus, /status.
 They hold names, counts and reasons; no key, no id of a user, no value of a model.
 """
 
@@ -69,7 +69,7 @@ class Monitor:
             try:
                 self.board.look(self.there())
             except Exception as error:  # whatever it is, the rounds go on
-                log.warning("the nodes cannot be looked at: %s", error)
+                log.warning("the nodes cannot be inspected: %s", error)
             self._write()
             self._end.wait(EVERY)
 
@@ -160,7 +160,7 @@ def status(target: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise UserError(
-            f"{target} is no run folder, and there are no status pages at {host}:{port} ({reason})"
+            f"{target} is not a run folder, and there are no status pages at {host}:{port} ({reason})"
         ) from error
 
 

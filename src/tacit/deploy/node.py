@@ -102,7 +102,7 @@ class Work:
             try:
                 self.fleet.store.load(self.vault.load(self.job.id, round, self.users))
             except SafetensorError as error:
-                log.warning("private state of round %d is damaged (%s); the one before is taken", round, error)
+                log.warning("private state of round %d is damaged (%s); using the one before", round, error)
                 self.vault.drop(self.job.id, round)
                 continue
             self.round = round
@@ -162,7 +162,7 @@ class Node:
         before = self.vault.json("node.json")
         known_as = before.get("name") if isinstance(before, dict) else None
         if before is not None and not (known_as and isinstance(known_as, str)):
-            raise UserError(f"{self.vault.path / 'node.json'} names no node; restore it, or remove it and start anew")
+            raise UserError(f"{self.vault.path / 'node.json'} names no node; restore it, or remove it and start over")
         self.name: str = name or known_as or f"node-{secrets.token_hex(6)}"
         if known_as != self.name:
             self.vault.write_json("node.json", {"name": self.name})
@@ -211,7 +211,7 @@ class Node:
         job = Job.load(asked.body)
         self._permits(job)
         if why := asked.head.get("waits"):
-            log.warning("the server asks this node for nothing: %s", ascii(why)[:300].strip("'"))
+            log.warning("this node takes no part: %s", ascii(why)[:300].strip("'"))
         work = self.work
         if work is None or work.job.id != job.id:
             work = Work(job, self.data, self.vault, self.threads, self.allow)
@@ -244,7 +244,7 @@ class Node:
     def _permits(self, job: Job) -> None:
         """What the node was started with is its law, for jobs of earlier days as well."""
         if self.secure and not job.secure:
-            raise UserError("the server would see this node's uploads, and it takes part in secure sums alone")
+            raise UserError("the server would see this node's uploads, and it takes part in secure sums only")
         noise = job.mechanism(self.allow)
         if self.ledger.most < math.inf and (noise is None or isinstance(noise, Unclipped)):
             what = "noise to uploads" if noise is None else "noise that bounds ε"

@@ -33,10 +33,10 @@ def leave_out(method: Method, round: int, error: UserError) -> None:
     """On the server: go on without a round whose sum nodes will not open again, where the method can."""
     if not isinstance(method, Trained):
         raise UserError(
-            f"round {round}: nodes have helped to open its sum and do so once; start a new run ({error})"
+            f"round {round}: nodes help to open the sum of a round only once; start a new run ({error})"
         ) from error
     logging.getLogger("tacit.server").warning(
-        "round %d is left out: nodes have helped to open its sum and do so once (%s)", round, error
+        "round %d is left out: nodes help to open the sum of a round only once (%s)", round, error
     )
 
 

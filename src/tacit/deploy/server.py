@@ -52,13 +52,13 @@ def prepare(asked: Asked, path: Path, published: Catalogue | None = None) -> tup
     config = asked.config
     method, _ = fitted(method_of(config), len(items), ordered=True)  # nodes have times, as far as is known here
     if config.secure and asked.nodes < FEWEST:
-        raise UserError(f"a secure sum of {asked.nodes} nodes hides nothing: wait for --nodes {FEWEST} at least")
+        raise UserError(f"a secure sum of {asked.nodes} nodes hides nothing: wait for at least --nodes {FEWEST}")
     if ":" in config.select:
-        raise UserError(f"--select {config.select} is invalid here: nodes compute tacit's own metrics alone")
+        raise UserError(f"--select {config.select} is invalid here: nodes compute only tacit's own metrics")
     if config.protocol == "everything":
         raise UserError("protocol 'everything' withholds nothing to choose a round by; use --protocol strict")
     if config.dp is not None:
-        raise UserError("noise that clients share in a secure sum is not there over nodes; --ldp is")
+        raise UserError("noise shared by clients in a secure sum is not available over nodes; use --ldp")
     if config.secure and isinstance(method, Sharing):
         raise UserError(f"the noise of {method.name} is added by the server over nodes; leave out --secure")
     # how many clients there will be is not known yet: an ε is kept to by a client that takes part in every round
@@ -127,7 +127,7 @@ def _run(asked: Asked, folder: RunFolder, job: Job, link: Link, watch: Watch | N
     fleet.best_round = lambda: progress.best_round
     board.state, board.method, board.round, board.rounds = "training", job.method, progress.round, plan.rounds
     if progress.round:
-        log.info("going on after round %d", progress.round)
+        log.info("continuing after round %d", progress.round)
     last = fleet.snapshot()
 
     def record(progress: Progress, improved: bool) -> None:
@@ -194,12 +194,12 @@ class _Patience:
         """Return when it can be tried again; a UserError where that takes longer than the operator has patience."""
         if went_on:
             self.since, self.times = time.monotonic(), 0
-        log.warning("%s; it is tried again", error)
+        log.warning("%s; trying again", error)
         time.sleep(min(2.0**self.times, LONGEST_PAUSE))
         self.times += 1
         left = self.since + self.most - time.monotonic() if self.most else 0.0
         if left < 0 or not self.fleet.regather(left):
-            raise UserError(f"{error}; start the nodes and then the server again: it goes on") from error
+            raise UserError(f"{error}; start the nodes and then the server again: it continues") from error
 
 
 def _finish(
@@ -258,7 +258,7 @@ def _take_trained(folder: RunFolder, progress: Progress) -> None:
         line = RoundRecord(**from_json((folder.path / "trained.json").read_text()))
         if line.round == progress.round + 1:
             progress.server, progress.trained = read_tensors(folder.path / "trained.safetensors"), line
-            log.info("round %d is trained already", line.round)
+            log.info("round %d is already trained", line.round)
     except FileNotFoundError:
         pass
     except (OSError, ValueError, TypeError) as error:

@@ -98,7 +98,7 @@ class Vault:
         try:
             return json.loads(path.read_bytes()) if path.exists() else None
         except (OSError, ValueError, RecursionError) as error:
-            raise UserError(f"{path} cannot be read ({error}); restore it, or remove it and start anew") from error
+            raise UserError(f"{path} cannot be read ({error}); restore it, or remove it and start over") from error
 
     def write_json(self, name: str, value: Any) -> None:
         """Replace a JSON file."""
@@ -109,7 +109,7 @@ class Vault:
         """The id of the latest job; a UserError where there is none."""
         path = self.path / "current"
         if not path.exists():
-            raise UserError(f"{self.path} has heard of no run yet; start `tacit node` and a server first")
+            raise UserError(f"{self.path} has not seen a run yet; start `tacit node` and a server first")
         return path.read_text().strip()
 
     def begin(self, job: str) -> None:
@@ -158,7 +158,7 @@ class Vault:
         path = self._state(job, round)
         with safe_open(path, framework="pt") as file:
             if json.loads((file.metadata() or {}).get("users", "null")) != users:
-                raise UserError(f"{path} is the state of other users than {self.path} now has")
+                raise UserError(f"{path} holds the state of other users than {self.path} now has")
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
 
     def forget_from(self, job: str, round: int) -> None:

@@ -12,7 +12,7 @@ from tacit.core.leaves import Leaves, kept, named
 from tacit.core.method import Method, Moment
 from tacit.core.optim import Optimizer
 from tacit.core.payload import Each, Field, Payload, Product, Shared, State
-from tacit.core.settings import Amount, Rate, Weight, Whole, Width
+from tacit.core.settings import Amount, Rank, Rate, Weight, Whole, Width
 from tacit.core.trained import Phase, Trained
 from tacit.data.cohort import Batch, Cohort, Federation
 from tacit.methods.gpfedrec import GPFedRec
@@ -38,7 +38,7 @@ class FedCIA(Trained):
 
     backbone: Literal["mf", "lightgcn", "mlp", "gfcf"] = "mf"
     aggregation: Literal["collaborative", "mean", "graph", "alone"] = "collaborative"
-    rank: Whole = 0
+    rank: Rank = 0
     align: Amount = 1.0  # how far to go towards the solution of Eq. 6
     align_steps: Whole = 0  # 0: solve it; else descend so many steps
     align_lr: Rate = 0.1

@@ -11,7 +11,7 @@ from tacit.core.closed_form import ClosedForm
 from tacit.core.leaves import Leaves, shared
 from tacit.core.method import Moment
 from tacit.core.payload import Each, Field, Payload, Product, State
-from tacit.core.settings import Amount, Count, Whole
+from tacit.core.settings import Amount, Count, Rank
 from tacit.data.cohort import Cohort, Federation
 from tacit.methods.fedcia import FedCIA
 from tacit.methods.similarity import add, local_filter, truncated_product
@@ -23,7 +23,7 @@ class FedCIAFilter(ClosedForm):
 
     backbone: Literal["gfcf"] = "gfcf"
     aggregation: Literal["collaborative", "alone"] = "collaborative"
-    rank: Whole = 0  # of what travels; 0: whole matrices
+    rank: Rank = 0  # of what travels; 0: whole matrices
     beta: Amount = 60.0  # β, weight of the global filter
     ideal: Amount = 0.3  # α, weight of the ideal low-pass filter
     directions: Count = 32  # of the ideal filter

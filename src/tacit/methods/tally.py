@@ -1,7 +1,7 @@
 """tally: clients share additive statistics, the server solves in closed form; one upload, and able to forget."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
@@ -14,7 +14,7 @@ from torch import Tensor
 from tacit.core.closed_form import ClosedForm
 from tacit.core.leaves import Leaves, shared
 from tacit.core.method import Method, Moment
-from tacit.core.payload import Payload, Shared, Sparse, State
+from tacit.core.payload import Payload, Shared, State
 from tacit.core.scorers import standardised
 from tacit.core.settings import Amount, Count, Decay, Positives, Probability, Seed, Shares, Whole, Windows
 from tacit.data.cohort import Cohort, Federation
@@ -30,6 +30,7 @@ from tacit.methods.tally_sums import Sums
 from tacit.privacy.gaussian import add_noise, gaussian_epsilon
 
 Ints = NDArray[np.int64]
+FEWER = (1, 20), (1.0, 0.9)  # windows and decays where more are not affordable
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,16 @@ class Tally(ClosedForm):
 
     and the server solves B = (A + λI)⁻¹ C and EASE's weights E from G. A user's score is
     (1 − w) · standardised(h_now B) + w · standardised(x E). With several time scales (W, γ) the histories stand side by
-    side. One upload serves every (λ, w): each round tries the next pair, and validation chooses; either part alone is
+    side. One upload serves every candidate: each round tries the next, and validation chooses; either part alone is
     among them. Data without times have no order, so that of them A and C are not even uploaded.
 
-    Beyond CELLS the matrices outgrow memory. With `inputs`, histories consist of the so many most popular items alone
+    Large catalogues outgrow memory and time. With `inputs`, histories consist of the so many most popular items alone
     (all items are still ranked): the clients count items in a round of their own, and the sums are the rows, and for A
     the columns too, of these items.
     """
 
-    windows: Windows = (1, 20)  # W of each time scale
-    decays: tuple[Decay, ...] = (1.0, 0.9)  # γ of each time scale
+    windows: Windows = (1, 5, 40)  # W of each time scale
+    decays: tuple[Decay, ...] = (1.0, 0.8, 0.95)  # γ of each time scale
     ridge: Positives = (0.3, 1.0, 4.0)  # λ, as a multiple of A's mean diagonal (to a power of two)
     blend: Shares = (0.0, 0.3, 0.5, 1.0)  # w: 0 is the ridge alone, 1 the item weights alone
     inputs: Whole = 0  # how many of the most popular items histories consist of; 0: as many as fit
@@ -83,13 +84,9 @@ class Tally(ClosedForm):
     @classmethod
     def refined(cls, settings: Mapping[str, Any]) -> type[Method]:
         """At a privacy budget, and with a small model, classes of their own."""
-        from tacit.methods.tally_private import PrivateTally
-        from tacit.methods.tally_shipped import SmallTally
+        from tacit.methods.tally_shipped import form_of
 
-        asked = [
-            c for n, c in (("epsilon", PrivateTally), ("small", SmallTally)) if str(settings.get(n, 0)).strip("0.")
-        ]
-        return asked[0] if asked else cls
+        return form_of(settings) or cls
 
     def leaves(self) -> Leaves:
         """What a client ranks with."""
@@ -103,6 +100,10 @@ class Tally(ClosedForm):
             said.append("these data have no order: item weights alone")
         if not self.inputs and not self.clip and self.weights == "ease":
             fit = affordable(chosen._sums, n_items, chosen.candidates())
+            if fit < n_items and ordered and chosen.windows == Tally.windows:
+                chosen = replace(chosen, windows=FEWER[0], decays=FEWER[1])
+                fit = affordable(chosen._sums, n_items, chosen.candidates())
+                said.append(f"two time scales, the last item and the last {FEWER[0][1]}")
             if fit < n_items:
                 chosen = replace(chosen, inputs=fit)
                 said.append(f"of {n_items:,} items, histories consist of the {fit:,} most popular")
@@ -147,9 +148,8 @@ class Tally(ClosedForm):
     def downlink(self, server: State, ids: Tensor) -> Payload:
         """Nothing before there is a choice of items or a solution; of that, what the blend takes."""
         idle = {0.0: "E", 1.0: "B"}.get(float(server["blend"])) if "blend" in server else None
-        return Payload(
-            ids, {n: Shared(torch.zeros(0) if n == idle else server[n]) for n in self.leaves() if n in server}
-        )
+        sent = {n: torch.zeros(0) if n == idle else server[n] for n in self.leaves() if n in server}
+        return Payload(ids, {n: Shared(x) for n, x in sent.items()})
 
     def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
         """A, C and G of each client, as the cells that are not zero; before them, where asked, its counts of items."""
@@ -163,7 +163,7 @@ class Tally(ClosedForm):
                 data.ids, {"count": sparse_field(counts(Sequences.of(sequences)), client, (1, n_items), many)}
             )
         chosen = down["inputs"].numpy() if self.inputs else None
-        return Payload(data.ids, self.cells(sequences, client, n_items, many, chosen))
+        return Payload(data.ids, self._sums.cells(sequences, client, n_items, many, chosen))
 
     def impossible(self, up: Payload, down: Payload, sizes: Tensor, users: int, n_items: int) -> str:
         """Why no clients of at most so many users with `sizes` (C,) interactions send this; empty: they may."""
@@ -175,12 +175,6 @@ class Tally(ClosedForm):
     def footprint(self, size: int, n_items: int) -> int:
         """Cells of the three sums; a cell is in memory about as long and as often as a fourth of a table's row."""
         return (size * size // 2 + 2 * size * sum(self.windows)) // 4
-
-    def cells(
-        self, sequences: Sequence[Ints], client: Ints, n_items: int, many: bool, inputs: Ints | None = None
-    ) -> dict[str, Sparse]:
-        """The statistics of sequences that belong to clients; `many`: of several users, whose cells are added up."""
-        return self._sums.cells(sequences, client, n_items, many, inputs)
 
     @cached_property
     def _sums(self) -> Sums:

@@ -16,6 +16,7 @@ from tacit.core.leaves import Leaves, shared
 from tacit.core.method import Moment
 from tacit.core.payload import Each, Payload, Shared, State
 from tacit.core.scorers import standardised
+from tacit.core.settings import Amount, Count, Decay, Positive, Probability, Seed, Share, Whole
 from tacit.data.cohort import Cohort, Federation
 from tacit.errors import UserError
 from tacit.methods.history_sums import Cells, Sequences, counts, gram, places, recent, sparse_field, transitions
@@ -43,20 +44,20 @@ class PrivateTally(ClosedForm):
     beforehand; validation chooses nothing.
     """
 
-    epsilon: float = 8.0  # what everything that is released may tell of a user
-    delta: float = 1e-5
-    inputs: int = 0  # how many of the most popular items, by noisy counts, are recommended; 0: as `least` has it
-    least: float = 30.0  # items that count so many σ or more
-    shares: tuple[float, float, float] = (0.1, 0.3, 0.6)  # of the budget: counts, pairs, transitions
-    window: int = 5  # W
-    decay: float = 0.8  # γ
-    reach: int = 10  # of h_now
-    fade: float = 0.8  # its decay
-    ridge: float = 3.0  # λ, as a multiple of the mean count
-    rank: int = 16  # columns of V
-    blend: float = 0.6  # w
+    epsilon: Positive = 8.0  # what everything that is released may tell of a user
+    delta: Probability = 1e-5
+    inputs: Whole = 0  # how many of the most popular items, by noisy counts, are recommended; 0: as `least` has it
+    least: Amount = 30.0  # items that count so many σ or more
+    shares: tuple[Share, Share, Share] = (0.1, 0.3, 0.6)  # of the budget: counts, pairs, transitions
+    window: Count = 5  # W
+    decay: Decay = 0.8  # γ
+    reach: Count = 10  # of h_now
+    fade: Decay = 0.8  # its decay
+    ridge: Amount = 3.0  # λ, as a multiple of the mean count
+    rank: Count = 16  # columns of V
+    blend: Amount = 0.6  # w
     noise: Literal["server", "clients"] = "server"  # who adds it: clients in a secure sum, where nobody is trusted
-    dp_seed: int = -1  # of the server's noise; -1: the system's entropy. A number is to repeat simulations: ε = ∞
+    dp_seed: Seed = -1  # of the server's noise; -1: the system's entropy. A number is to repeat simulations: ε = ∞
 
     name: ClassVar[str] = "tally-private"
     paper: ClassVar[str] = "tally under central differential privacy"
@@ -64,11 +65,11 @@ class PrivateTally(ClosedForm):
     validated: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse what is no budget."""
-        if not (0 < self.epsilon < math.inf and 0 < self.delta < 1):
-            raise UserError(f"epsilon={self.epsilon:g} at delta={self.delta:g} is no budget; try --set epsilon=8")
-        if min(self.shares) < 0 or self.shares[0] == 0 or not math.isclose(sum(self.shares), 1.0):
-            raise UserError("shares are those of counts, pairs and transitions: none below 0, counts above, 1 in all")
+        """Refuse shares that are not those of one budget."""
+        if self.shares[0] == 0 or not math.isclose(sum(self.shares), 1.0):
+            raise UserError(
+                f"shares={self.shares} of counts, pairs and transitions: counts need one, and all add up to 1"
+            )
 
     def fitted(self, n_items: int, ordered: bool) -> tuple[Self, str]:
         """Without order, what transitions would have goes to pairs."""

@@ -1,7 +1,8 @@
 """tally with a small model: clients download what is cut from a solution; the server keeps the exact one."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,12 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit.core.leaves import Leaves, shared
-from tacit.core.method import Moment
+from tacit.core.method import Method, Moment
 from tacit.core.payload import Payload, Shared, State
 from tacit.data.cohort import Cohort
 from tacit.errors import UserError
 from tacit.methods.large_sums import diagonal
 from tacit.methods.tally import Tally
+from tacit.methods.tally_private import PrivateTally
 from tacit.methods.tally_small import Whole, cut, decode
 
 Ints = NDArray[np.int64]
@@ -27,6 +29,7 @@ class SmallTally(Tally):
 
     def __post_init__(self) -> None:
         """Refuse sizes that hold nothing."""
+        super().__post_init__()
         if not self.small >= LEAST:
             raise UserError(f"small={self.small:g} is invalid for tally: a model takes {LEAST:g} MB or more; 0: whole")
 
@@ -52,6 +55,12 @@ class SmallTally(Tally):
 
 
 _NONE = torch.zeros(0, dtype=torch.uint8)
+
+
+def form_of(settings: Mapping[str, Any]) -> type[Method] | None:
+    """The class that carries out a privacy budget or a small model; None: neither is asked for."""
+    epsilon, small = (str(settings.get(name, 0)).strip("0.") for name in ("epsilon", "small"))
+    return PrivateTally if epsilon else SmallTally if small else None
 
 
 def small_model(method: Tally, server: State, megabytes: float) -> bytes:

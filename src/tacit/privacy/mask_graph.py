@@ -41,8 +41,8 @@ def complete(clients: int, colluding: int, dropping: int) -> tuple[int, int]:
     threshold = clients - 1 - dropping
     if threshold < least_threshold(clients - 1, colluding):
         raise UserError(
-            f"a secure sum of {clients} clients cannot bear {dropping} dropouts and {colluding} colluding clients at "
-            "once: allow fewer of either"
+            f"a secure sum of {clients} clients cannot tolerate {dropping} dropouts and {colluding} colluding "
+            "clients at once: allow fewer of either"
         )
     return clients - 1, threshold
 

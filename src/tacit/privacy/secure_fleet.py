@@ -110,7 +110,7 @@ class Layout:
         if not largest <= point.bound:
             raise UserError(
                 f"an upload of {self.method.name} has a value of {largest:g}, and a secure sum carries "
-                f"±{point.bound:,.0f}: training has come apart; try a smaller rate"
+                f"±{point.bound:,.0f}: training has diverged; try a smaller rate"
             )
         return point.encode(values)
 

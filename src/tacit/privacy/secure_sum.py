@@ -85,7 +85,7 @@ class Server:
         if len(invited) < FEWEST:
             raise UserError(f"a secure sum of {len(invited)} clients hides nothing: it takes at least {FEWEST}")
         if min(dropouts, colluding) < 0 or dropouts + colluding >= 1:
-            raise UserError(f"a secure sum cannot bear dropouts={dropouts} and colluding={colluding}: together below 1")
+            raise UserError(f"secure sum: dropouts={dropouts} and colluding={colluding} must be below 1 together")
         self.invited = tuple(invited)
         self.needed, self.colluding = needed(len(invited), dropouts), share(len(invited), colluding)
         self.session = entropy(16)

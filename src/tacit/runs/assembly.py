@@ -46,7 +46,7 @@ def method_of(asked: RunConfig) -> Method:
     if asked.robust and (method.individual or not isinstance(method, Trained)):
         reason = method.individual or "its uploads are added up"
         raise UserError(
-            f"{method.name} takes no mean that a {asked.robust} one could stand for ({reason}); leave it out"
+            f"{method.name} does not average uploads, so {asked.robust} has nothing to replace ({reason}); leave it out"
         )
     return method
 
@@ -135,7 +135,7 @@ def mechanism_of(asked: RunConfig, method: Method, federation: Federation) -> Pr
     if own is None and shared is None:
         return None
     if method.pooled:
-        raise UserError(f"{asked.method} is centralised: nobody uploads anything that --ldp could cover")
+        raise UserError(f"{asked.method} is centralised: there are no uploads for --ldp to cover")
     plan = plan_of(asked, method)
     most = int(participation(method, plan, federation.n_clients, range(1, plan.rounds + 1)).max())
     mechanism: Protecting

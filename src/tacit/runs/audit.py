@@ -186,7 +186,7 @@ def start_of(run: Run, start: str) -> tuple[State, int]:
         return run.method.init_server(federation), 0
     found = run.folder.load(start)
     if found is None:
-        raise UserError(f"{run.folder.path} has no checkpoint to go on from; --at start looks at the first rounds")
+        raise UserError(f"{run.folder.path} has no checkpoint to continue from; --at start looks at the first rounds")
     server, clients = found
     run.fleet.store.load(clients)
     return server, run.folder.best_round if start == "best" else run.folder.last_round

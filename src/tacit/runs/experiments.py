@@ -151,7 +151,7 @@ def read(path: Path) -> Experiment:
     for line in made.run:
         for name in (*line.data, *line.on, *line.published):
             if name not in names:
-                raise UserError(f"{path}: '{line.label}' speaks of data set '{name}', which the file does not list")
+                raise UserError(f"{path}: '{line.label}' mentions data set '{name}', which the file does not list")
     planned(made)
     return made
 

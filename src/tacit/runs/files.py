@@ -39,7 +39,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"cannot write {path}: {error.strerror}; repair that and try again: what was saved before is whole"
+            f"cannot write {path}: {error.strerror}; fix that and try again; what was saved before is intact"
         ) from error
 
 

@@ -146,7 +146,7 @@ def _revising(run: "Run") -> Iterator[tuple[Revisable, Life]]:
     """The method and what happened so far, while nobody else writes."""
     if not isinstance(run.method, Revisable):
         raise UserError(
-            f"{run.config.method} cannot take in or forget a user exactly: it keeps no sums; "
+            f"{run.config.method} cannot add or forget a user exactly: it keeps no sums; "
             "use tally, or train again without the user"
         )
     if reason := run.method.fixed():

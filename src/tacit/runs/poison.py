@@ -191,7 +191,7 @@ class _Play:
             )
             if made is None:
                 raise UserError(
-                    f"{method.name} uploads nothing that has a row for the target; this attack is not for it"
+                    f"{method.name} uploads nothing that has a row for the target; this attack does not apply"
                 )
             yield made
 

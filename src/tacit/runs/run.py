@@ -305,7 +305,7 @@ def extend(path: Path, rounds: int) -> None:
         if rounds < max(planned, done):
             raise UserError(f"{path} has {max(planned, done)} rounds already; ask for more than that")
         if folder.revision or (folder.summary and not done):
-            why = "has been revised since it was trained" if folder.revision else "has no checkpoint to go on from"
+            why = "has been revised since it was trained" if folder.revision else "has no checkpoint to continue from"
             raise UserError(f"{path} {why}; start a new run with --rounds {rounds}")
         if any(own is not None and own.epsilon is not None for own in (asked.ldp, asked.dp)):
             raise UserError(f"the noise of {path} was chosen for its ε after {planned} rounds; start a new run")

@@ -47,7 +47,7 @@ def serve(
 def listening(host: str, port: int) -> socket.socket:
     """A socket at an address, or a sentence."""
     if not 0 <= port <= 65535:
-        raise UserError(f"--port {port} is not a port; choose one from 1 to 65535, or 0 for any that is free")
+        raise UserError(f"--port {port} is not a port; choose one from 1 to 65535, or 0 for any free one")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         place = socket.socket(family, socket.SOCK_STREAM)

@@ -13,7 +13,7 @@ def start(folder: Path, host: str, port: int, say: Callable[[str], None]) -> Non
         from tacit.serving.guard import LOOPBACK
         from tacit.serving.server import serve
     except ModuleNotFoundError as error:
-        raise UserError(f"{error.name} is missing; pip install 'tacit[studio]' brings it") from error
+        raise UserError(f"{error.name} is missing; pip install 'tacit[studio]' installs it") from error
     import torch
 
     from tacit.serving.source import source_of

@@ -54,7 +54,7 @@ class Start(BaseModel):
         if self.rounds is not None:
             out += ["--rounds", str(self.rounds)]
         if self.method.startswith("-"):
-            raise UserError(f"'{self.method}' is no method; tacit methods names them")
+            raise UserError(f"'{self.method}' is not a method; tacit methods lists them")
         return out + [word for pair in self.settings.split() for word in ("--set", pair)]
 
 

@@ -114,7 +114,7 @@ class Shelf:
             if process.poll():
                 said.seek(0)
                 sentence = said.read().decode(errors="replace").strip().splitlines()
-                raise UserError(sentence[-1].removeprefix("tacit: ") if sentence else "the run ended without a word")
+                raise UserError(sentence[-1].removeprefix("tacit: ") if sentence else "the run ended without a message")
 
     def _name(self, path: Path) -> str:
         for number, root in enumerate(self.roots):

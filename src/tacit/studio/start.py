@@ -15,7 +15,7 @@ def start(roots: Sequence[Path], host: str, port: int, experiments: Path, say: C
         from tacit.serving.server import serve
         from tacit.studio.app import Studio, application
     except ModuleNotFoundError as error:
-        raise UserError(f"{error.name} is missing; pip install 'tacit[studio]' brings it") from error
+        raise UserError(f"{error.name} is missing; pip install 'tacit[studio]' installs it") from error
     from tacit.studio.shelf import Shelf
 
     for root in roots:
