@@ -88,12 +88,19 @@ def diagnose(
     as_json: Annotated[
         bool, typer.Option("--json", help="one line per table, group and round, with all singular values")
     ] = False,
+    planes: Annotated[
+        bool, typer.Option("--plane", help="also map some clients' tables by t-SNE, for a report")
+    ] = False,
 ) -> None:
     """Show how a run's item tables use their dimensions and follow its clusters, at the best and recorded rounds."""
     from tacit.runs import diagnose, report
     from tacit.runs.run import reopen
 
     run = reopen(folder)
+    if planes:
+        from tacit.runs.plane import plane
+
+        plane(run)
     found = diagnose.everything(run)
     if as_json:
         for one in found:
