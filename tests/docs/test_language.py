@@ -3,6 +3,7 @@
 import re
 
 import pytest
+
 from pages import DOCS, ROOT
 
 PHRASES = [

@@ -105,11 +105,6 @@ def _catalogue(source: Source, column: pl.Series) -> pl.Series:
     return text
 
 
-def count(name: str) -> int:
-    """Rows of an imported data set, repeated pairs included."""
-    return load(name).rows_read
-
-
 def load(name: str) -> Interactions:
     """An imported data set."""
     if imported_file(name).exists():

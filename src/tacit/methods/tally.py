@@ -96,8 +96,9 @@ class Tally(ClosedForm):
         """Without order the item weights alone, and as many inputs as are affordable; and what was chosen."""
         chosen, said = self, []
         if not ordered and min(self.blend) < 1:
-            chosen = replace(chosen, blend=(1.0,))
-            said.append("these data have no order: item weights alone")
+            chosen, said = replace(self, blend=(1.0,)), ["these data have no order: item weights alone"]
+        elif self.denoise == Tally.denoise:
+            chosen = replace(chosen, denoise=self.denoise[:1])  # where next items are learnt, it hardly matters
         if not self.inputs and not self.clip and self.weights == "ease":
             fit = affordable(chosen._sums, n_items, chosen.candidates())
             if fit < n_items and ordered and chosen.windows == Tally.windows:

@@ -54,7 +54,7 @@ class Life:
         gone[[place[user] for user in self.forgotten if user in place]] = True
         changed = {place[user]: np.array(items, dtype=np.int64) for user, items in self.sequences.items()}
         train = _rebuilt(split.train, total, gone, changed)
-        grown = replace(data, user_ids=np.concatenate([data.user_ids, np.array(fresh, dtype=data.user_ids.dtype)]))
+        grown = replace(data, user_ids=np.concatenate([data.user_ids, np.array(fresh, dtype=np.str_)]))
         padding = np.full((len(fresh), 99), -1, dtype=np.int64)
         return replace(
             split,
