@@ -39,7 +39,7 @@ class SASRec(Method):
     window: Count = 100  # items of a history
     dropout: Fraction = 0.2
     lr: Rate = 0.001
-    batch: Count = 64  # users of a step
+    batch: Count = 16  # users of a step
     rounds: Count = 60
     init: Positive = 0.02
     history: Literal["train", "known"] = "train"  # known: the device's validation item counts as input at test
