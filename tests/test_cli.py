@@ -315,7 +315,7 @@ def environment():
 
 
 def started(place, lines):
-    """A run in a process of its own that has finished so many rounds and is in the middle of the next."""
+    """A run in a process of its own that has finished this many rounds and is in the middle of the next."""
     process = subprocess.Popen(
         [*COMMAND, *LONG_WORDS], cwd=place, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -30,7 +30,7 @@ class Ldp(BaseModel):
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
 
     def check(self) -> None:
-        """What goes together and what does not."""
+        """Check which options go together."""
         MECHANISMS.find(self.kind).check(self.clip, self.scale, self.epsilon)
 
 
@@ -45,7 +45,7 @@ class Dp(BaseModel):
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
 
     def check(self, secure: bool, ldp: bool) -> None:
-        """What goes together and what does not."""
+        """Check which options go together."""
         if not secure or ldp:
             raise UserError("dp: noise that clients share needs --secure and excludes --ldp")
         if (self.noise is None) == (self.epsilon is None):
@@ -83,7 +83,7 @@ class RunConfig(BaseModel):
 
 
 def config(**values: Any) -> RunConfig:
-    """A checked configuration; a wrong value raises one sentence."""
+    """A checked configuration; a wrong value raises a one-sentence error."""
     known = RunConfig.model_fields
     for key in values:
         if key not in known:
@@ -163,7 +163,7 @@ def build(cls: type[Method], settings: dict[str, Any]) -> Method:
 
 
 def rebuild(cls: type[Method], settings: dict[str, Any]) -> Method:
-    """A method as an earlier run had it; settings that it has no more had no effect."""
+    """A method as an earlier run had it; settings that no longer exist had no effect."""
     fields = {f.name for f in dataclasses.fields(refined(cls, settings))}
     return build(cls, {key: value for key, value in settings.items() if key in fields})
 

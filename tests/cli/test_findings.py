@@ -92,7 +92,7 @@ def test_a_search_range_holds_the_default():
 def test_what_has_no_effect_is_said_or_refused(tacit):
     code, out, _ = tacit("run", "tally", *QUICK)
     assert code == 0
-    assert "tally has 13 rounds of its own, one for each solution it tries: rounds=2 is ignored" in out
+    assert re.search(r"tally has \d+ rounds of its own, one for each solution it tries: rounds=2 is ignored", out)
     assert "ignored" not in tacit("run", "fedmf", *QUICK)[1]
     for words in (["compare", "fedmf", "--seeds", "0,0"], ["experiment", "audit", "--seeds", "1,1"]):
         code, _, err = tacit(*words)

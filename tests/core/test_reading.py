@@ -12,7 +12,7 @@ CELLS = {"kind": "sparse", "private": True, "shape": [2, 3]}
 
 
 def cells(count=4, **others):
-    """A message of so many clients with a cell each."""
+    """A message of this many clients with a cell each."""
     ones = {"ids": torch.arange(count), "cells.x": torch.ones(count).long(), "index.x": torch.zeros(count).int()}
     return ones | {"field.x": torch.ones(count)} | others
 

@@ -78,7 +78,7 @@ def test_a_tab_file_without_a_header(tmp_path, command):
     (tmp_path / "inter.dat").write_text("".join(lines))
     command("data", "import", tmp_path / "inter.dat", "--name", "mine", "--min-rating", 4)
     assert load("mine").rows_read == int((rating >= 4).sum())
-    with pytest.raises(AssertionError, match="there is a data set 'mine' already"):
+    with pytest.raises(AssertionError, match="there is already a data set 'mine'"):
         command("data", "import", tmp_path / "inter.dat", "--name", "mine")
 
 

@@ -35,7 +35,7 @@ def test_a_server_is_no_node(folder):
     own = folder / "server"
     key = serialization.load_pem_private_key((own / "server.key").read_bytes(), None)
     server = NodeIdentity(key, (own / "server.crt").read_bytes(), (folder / "ca.crt").read_bytes())
-    with pytest.raises(ValueError, match="their certificate is no node's"):
+    with pytest.raises(ValueError, match="their certificate is not a node's"):
         NodeIdentity.load(folder / "nodes" / "a").prover(server.prove(WORD), WORD)
 
 

@@ -51,7 +51,7 @@ def samples(local, frozen, count, client):
 
 
 def rounds(method, federation, number, ids=None):
-    """(server, fleet) after so many rounds of these clients."""
+    """(server, fleet) after this many rounds of these clients."""
     fleet = SimulatedFleet(method, federation, threads=1)
     server = method.init_server(federation)
     ids = torch.arange(federation.n_clients) if ids is None else ids

@@ -97,7 +97,8 @@ def test_what_validation_chose_is_solved_anew_on_everything(tally, tmp_path):
     tried = tacit.run("tally", data="demo", out=tmp_path / "run", **asked)
     method = reopen(tmp_path / "run").method.chosen(tried.best_round)
     assert tally.method == method
-    assert tally.method.candidates() == [(100.0, 0.3, 200.0)]
+    (one,) = tally.method.candidates()
+    assert (one.ridge, one.blend) == (100.0, 0.3)
     assert tried.best_round == 2, "the first is meant not to be the best"
     assert tally.run.folder.run["chosen"].startswith(f"solution {tried.best_round} of 2 was best")
     for name in ("A", "C"):  # sums over more interactions than the run had
@@ -256,3 +257,41 @@ def test_what_train_refuses(options, message):
 def test_a_protocol_that_withholds_nothing_evaluates_nothing():
     with pytest.raises(UserError, match="tacit train trains on everything"):
         tacit.run("tally", data="demo", protocol="everything")
+
+
+def test_a_user_who_has_everything_is_for_closed_forms_alone():
+    rows = [(u, i) for u in "abc" for i in "xyzw"[: 4 if u == "a" else 3]]
+    data = tacit.Data.of({"user": [u for u, _ in rows], "item": [i for _, i in rows]})
+    with pytest.raises(UserError, match="1 users of data have every item, so that fedmf has no negative to draw"):
+        tacit.train("fedmf", data, rounds=2, threads=1)
+    model = tacit.train("popularity", data, threads=1)
+    assert model.recommend("a") == []
+    assert [line.item for line in model.recommend("b")] == ["w"]
+
+
+def test_where_nobody_can_be_validated_the_defaults_are_taken_and_said():
+    data = tacit.Data.of({"user": ["a", "a", "b", "b"], "item": ["x", "y", "y", "z"]})
+    model = tacit.train("ease", data, threads=1)
+    assert "nothing could be validated" in model.run.chosen
+    assert len(model.method.ridge) == 1
+    assert [line.item for line in model.recommend("a")] == ["z"]
+
+
+def test_a_model_whose_data_are_damaged_says_so(tally, tmp_path):
+    path = tally.save(tmp_path / "model")
+    (path / "data.npz").write_bytes(b"junk")
+    with pytest.raises(UserError, match=r"data\.npz cannot be read"):
+        tacit.load(path)
+
+
+def test_a_model_takes_in_new_interactions(tally, tmp_path):
+    from tacit.runs import life
+
+    path = tally.save(tmp_path / "model")
+    (tmp_path / "new.csv").write_text("user,item\nfresh,3\nfresh,4\n1,5\n")
+    done = life.update(reopen(path), tmp_path / "new.csv")
+    after = tacit.load(path)
+    assert done.new_users == 1
+    assert set(after.owned("fresh")) == {"3", "4"}
+    assert not {line.item for line in after.recommend("fresh", 300)} & {"3", "4"}
+    assert "5" in after.owned("1")

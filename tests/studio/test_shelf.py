@@ -100,7 +100,7 @@ def test_only_runs_of_the_shelf_are_opened(tmp_path, name):
 
 def test_a_method_is_never_an_option(tmp_path):
     answer = asking(tmp_path).post("/api/start", json={"method": "--help"})
-    assert (answer.status_code, "is no method" in answer.json()["error"]) == (400, True)
+    assert (answer.status_code, "is not a method" in answer.json()["error"]) == (400, True)
 
 
 def test_a_person_has_a_history_a_list_and_reasons_until_forgotten(trained, tmp_path):

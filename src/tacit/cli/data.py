@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def names() -> None:
-    """Every data set, whether it is on this machine, and where to get it."""
+    """List every data set, whether it is on this machine, and where to get it."""
     from rich.table import Table
 
     from tacit.data import sources
@@ -31,7 +31,7 @@ def names() -> None:
 
 
 def show(name: str, min_interactions: o.AtLeast = 0) -> None:
-    """Counts, a histogram of interactions per user and, of an import, what was done."""
+    """Show counts, a histogram of interactions per user and, for an import, what was done."""
     from tacit.data import imported, sources
 
     with downloading() as progress:
@@ -75,7 +75,7 @@ def take_in(
     ] = False,
     replace: Annotated[bool, typer.Option("--replace", help="replace an earlier import of that name")] = False,
 ) -> None:
-    """Take in your own file: text of any layout, compressed or not, Parquet, Arrow or SQLite."""
+    """Import your own file: text of any layout, compressed or not, Parquet, Arrow or SQLite."""
     from tacit.data import imported
 
     data = imported.import_file(

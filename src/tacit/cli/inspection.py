@@ -1,4 +1,4 @@
-"""`recommend`, `diagnose`, `audit`, `forget` and `update`: what is done with a run that is there."""
+"""`recommend`, `diagnose`, `audit`, `forget` and `update`: what can be done with an existing run."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ def recommend(
     file: Annotated[Path | None, typer.Option("--out", help="write a .csv or .parquet file instead")] = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """What a model or a run's best round recommends, nothing that is owned already; of a node, to its users."""
+    """Recommend what a user, or somebody new, does not have yet: from a model, a run or a node's folder."""
     if (user is not None) + bool(items) + everyone != 1:
         raise UserError("recommend needs one of --user ID, --items ID,ID (for somebody new) or --all")
     if everyone and file is None:
@@ -88,12 +88,19 @@ def diagnose(
     as_json: Annotated[
         bool, typer.Option("--json", help="one line per table, group and round, with all singular values")
     ] = False,
+    planes: Annotated[
+        bool, typer.Option("--plane", help="also map some clients' tables by t-SNE, for a report")
+    ] = False,
 ) -> None:
-    """How a run's item tables use their dimensions and keep to its clusters: at its best round and recorded ones."""
+    """Show how a run's item tables use their dimensions and follow its clusters, at the best and recorded rounds."""
     from tacit.runs import diagnose, report
     from tacit.runs.run import reopen
 
     run = reopen(folder)
+    if planes:
+        from tacit.runs.plane import plane
+
+        plane(run)
     found = diagnose.everything(run)
     if as_json:
         for one in found:
@@ -123,7 +130,7 @@ def audit(
     bound: Annotated[float, typer.Option("--bound", min=0.01, help="with --poison, the bound to try as a defence")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="one line per run and protection")] = False,
 ) -> None:
-    """Play the curious server, which infers from uploads who has which items, or with --poison malicious clients."""
+    """Play a curious server that infers from uploads who has which items or, with --poison, malicious clients."""
     from tacit.runs import audit, report
     from tacit.runs.files import to_json
 
@@ -160,7 +167,7 @@ def _poison(folders: list[Path], rounds: int, at: str, interactions: int, bound:
 
 
 def forget(folder: o.RunFolder, user: Annotated[str, typer.Option("--user", help="id of a user in the run")]) -> None:
-    """Remove a user from a run exactly, as if it had never been there; from a node's folder and its next uploads."""
+    """Remove a user exactly, as if never there: from a run, or from a node's folder and its future uploads."""
     if (folder / "node.json").is_file():
         from tacit.deploy import commands
 
@@ -189,7 +196,7 @@ def update(
         bool, typer.Option("--skip-bad", help="skip rows without a user, an item or a readable time")
     ] = False,
 ) -> None:
-    """Take new interactions and new users into a run, as if they had been there from the start."""
+    """Add new interactions and new users to a run, as if they had been there from the start."""
     from tacit.runs import life
     from tacit.runs.run import reopen
 

@@ -16,7 +16,7 @@ def methods(
         str | None, typer.Argument(help="show one method with all its settings", show_default=False)
     ] = None,
 ) -> None:
-    """Every method with the settings of its own; of one method, all settings."""
+    """List all methods with their own settings, or one method with all its settings."""
     from rich.table import Table
 
     gc.disable()  # nothing that is loaded here is garbage, and looking for it takes a quarter of the time

@@ -148,7 +148,7 @@ def status(
 def remove(
     folder: o.RunFolder, name: Annotated[str, typer.Argument(metavar="NODE", help="name of a node of the run")]
 ) -> None:
-    """Take a node out of a run: it is asked no more, and let in no more; the server must be stopped."""
+    """Remove a node from a run: it is no longer asked or let in; stop the server first."""
     from tacit.deploy import server as run
 
     left = run.remove(folder, name)

@@ -105,7 +105,7 @@ def train(
     threads: o.Threads = 0,
     folder: Annotated[Path | None, typer.Option("--out", help="the model's folder")] = None,
 ) -> None:
-    """Train a method for use: on everything that users have, with rounds or settings chosen before by validation."""
+    """Train a method for use: on everything users have, with rounds or settings chosen beforehand by validation."""
     from tacit.config import config, parse_pairs
     from tacit.data import sources
     from tacit.runs.train import prepare
@@ -174,7 +174,7 @@ def compare(
     as_json: o.AsJson = False,
     progress_kind: o.ProgressKind = "auto",
 ) -> None:
-    """Run several methods on the same ground and print one table."""
+    """Run several methods under the same conditions and print one table."""
     from tacit.config import canonical, parse_pairs
     from tacit.data import sources
     from tacit.evaluation.metrics import names as names_of
@@ -226,7 +226,7 @@ def resume(
     as_json: o.AsJson = False,
     progress_kind: o.ProgressKind = "auto",
 ) -> None:
-    """Resume a run that was stopped, or let a finished one have more rounds."""
+    """Resume a run that was stopped, or extend a finished one."""
     from tacit.runs.run import extend, reopen
 
     if rounds is not None:

@@ -64,7 +64,7 @@ def downloading() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def rounds_bar(kind: str = "auto", runs: int = 1) -> "Iterator[Callable[[str], Watch]]":
-    """The run that moves, and above it a line for each of several that is finished; with `lines`, a line a round.
+    """The run that moves, and above it a line for each of several that is finished; with `lines`, one line per round.
 
     The bar has the round, the validation metric and, for all runs together, the time left.
     """
@@ -92,7 +92,7 @@ def rounds_bar(kind: str = "auto", runs: int = 1) -> "Iterator[Callable[[str], W
         current: list[str] = []
 
         def end() -> None:
-            """Say what the run before has come to."""
+            """Say how the previous run ended."""
             if current and runs > 1 and (lines or bars):
                 err.print(current[-1], soft_wrap=True)
             finished.extend(current[-1:])

@@ -1,4 +1,4 @@
-"""`experiment`, `results` and `skew`: published tables and figures, measured anew."""
+"""`experiment`, `results` and `skew`: published tables and figures, measured again."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -50,7 +50,7 @@ def results(
     folder: Where = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="print Markdown tables")] = False,
 ) -> None:
-    """Collect what is finished of an experiment: published figure, ours, the strict one, and the seeds behind them."""
+    """Collect the finished runs of an experiment: published figures, ours, the strict ones, and how many seeds."""
     from tacit.runs import experiments
 
     asked = experiments.altered(experiments.read(file), rounds=rounds)
@@ -71,7 +71,7 @@ def skew(
     seed: o.Seed = 0,
     threads: o.Threads = 0,
 ) -> None:
-    """User embedding skew: users' vectors with and without averaging, and what PFedCLR puts against it, by round."""
+    """Study user embedding skew: users' vectors with and without averaging, and how PFedCLR counters it, by round."""
     from tacit.data import sources
     from tacit.runs import report, skew_study
 

@@ -51,7 +51,7 @@ def plain_sum(uplinks: Iterable[Payload], *names: str) -> State:
 def folded(up: Payload) -> Payload:
     """One upload that stands for all clients of a chunk: their weighted mean with the weight of all of them.
 
-    Double precision keeps it equal to them in every sum. What has no weight or is no value per client stays as it is.
+    Double precision keeps it equal to them in every sum. What has no weight, or no value per client, stays as it is.
     """
     fields = {n: f for n, f in up.fields.items() if n != "weight"}
     means = all(isinstance(f, Each | Rows) for f in fields.values()) and "weight" in up and len(up.ids) > 1

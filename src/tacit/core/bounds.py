@@ -28,7 +28,7 @@ USUAL = "usual/"  # and a field's name: where the server's state keeps the media
 
 
 def made_up(n_items: int, size: int = 2, seed: int = 0) -> Federation:
-    """One client of one user with so many training interactions: enough to try things on where there are no data."""
+    """One client of one user with this many training interactions: enough to try things on where there are no data."""
     count = max(1, min(size + 2 if size > 2 else size, n_items - 1))  # the last two of more are held out
     item = rng.generator(seed, "made up").permutation(n_items)[:count]
     user, names = np.zeros(count, dtype=np.int64), np.arange(n_items).astype(np.str_)
@@ -113,7 +113,7 @@ def usual(found: Sequence[Mapping[str, Tensor]]) -> State:
 def limits_of(
     method: Method, server: State, ids: Tensor, round: int, federation: Federation, times: float
 ) -> dict[str, float]:
-    """So many times what was usual in the round before.
+    """This many times what was usual in the round before.
 
     Before the first round there is none: the server trains a made-up client of the median announced size itself.
     """

@@ -33,10 +33,10 @@ class Fitting(Protocol):
 
 @runtime_checkable
 class Choosing(Protocol):
-    """Tries one solution a round, and validation chooses among them."""
+    """Tries one solution per round, and validation chooses among them."""
 
     def chosen(self, round: int) -> Method:
-        """The method with the solution of this round alone."""
+        """The method with only the solution of this round."""
 
     def choice(self, round: int) -> str:
         """What the solution of this round is, in words."""
@@ -47,7 +47,7 @@ class Budgeted(Protocol):
     """Has a privacy budget of its own."""
 
     def spent(self, rounds: int) -> float | None:
-        """ε after so many rounds; None: nothing is protected."""
+        """ε after this many rounds; None: nothing is protected."""
 
 
 @runtime_checkable
@@ -94,7 +94,7 @@ class Telling(Protocol):
     """Knows what histories can send."""
 
     def impossible(self, up: Payload, down: Payload, sizes: Tensor, users: int, n_items: int) -> str:
-        """Why no clients of at most so many users with `sizes` (C,) interactions send this; empty: they may."""
+        """Why no clients of at most this many users with `sizes` (C,) interactions send this; empty: they may."""
 
 
 def refined(cls: type[Method], settings: Mapping[str, Any]) -> type[Method]:

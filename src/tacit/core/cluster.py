@@ -11,7 +11,7 @@ STARTS = 4  # of k-means++, the best is taken
 def kmeans(points: Tensor, clusters: int, seed: int, centres: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(labels (n,), centres (k, d)) of points (n, d).
 
-    Goes on from given centres, so that labels keep their meaning, or takes the best of a few starts. On one thread,
+    Continues from given centres, so that labels keep their meaning, or takes the best of a few starts. On one thread,
     because sums whose order is left to chance would show in the last digit.
     """
     from sklearn.cluster import KMeans

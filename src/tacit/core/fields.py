@@ -74,10 +74,10 @@ class Field(ABC):
 
     @abstractmethod
     def only(self, places: Tensor, clients: int) -> "Field":
-        """That of some of so many clients, by their places."""
+        """That of some of this many clients, by their places."""
 
     def joined(self, others: Sequence["Field"], counts: Sequence[int]) -> "Field":
-        """One field for the clients of this one and of others of its kind, of so many clients each."""
+        """One field for the clients of this one and of others of its kind, of this many clients each."""
         return Each(torch.cat([f.dense() for f in (self, *others)]), self.private)
 
     # on the wire
@@ -92,7 +92,7 @@ class Field(ABC):
         raise ValueError(f"{cls.kind} cannot be read")
 
     def most_bytes(self, clients: int) -> int:
-        """Of so many clients' fields of this kind, as they come and unfolded."""
+        """Of this many clients' fields of this kind, as they come and unfolded."""
         return clients * math.prod(self.one_shape) * self.wire_dtype.itemsize
 
     # on a client
@@ -336,7 +336,7 @@ class Rows(Field):
         return total.index_add_(0, self.rows.flatten(), change.flatten(0, 1))
 
     def against(self, sent: Field | None) -> Change:
-        """Of touched rows alone where what was sent is the base; over another one whole tables differ."""
+        """Only of touched rows where what was sent is the base; over another one whole tables differ."""
         base = self._base(sent)
         return Change(self.change(), base, self) if base is self.base else super().against(sent)
 

@@ -68,7 +68,7 @@ Done: TypeAlias = tuple[Payload, int, Tensor, State]  # their upload, its bytes,
 class Guard:
     """What a server that sees single uploads does against a few bad ones."""
 
-    bound: float = 0.0  # a client's change at most so many times the usual one; 0: any
+    bound: float = 0.0  # a client's change at most this many times the usual one; 0: any
     robust: str = ""  # what stands for the mean; empty: the mean
 
 

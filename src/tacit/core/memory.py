@@ -56,7 +56,7 @@ def needed(method: Method, federation: Federation, chunk: int, threads: int) -> 
 
 
 def _scaled(made: Callable[[Federation], State], federation: Federation) -> int:
-    """Bytes of a state for a federation: an axis that grows with items or clients grows as far as it does."""
+    """Bytes of a state for a federation: an axis that grows with items or clients is extrapolated."""
     base, items, clients = (made(few_people(i, p)) for i, p in ((ITEMS, 2), (ITEMS + GROWN, 2), (ITEMS, 2 + PAIRS)))
     total = 0
     for name, leaf in base.items():
@@ -71,7 +71,7 @@ def _scaled(made: Callable[[Federation], State], federation: Federation) -> int:
 
 
 def installed() -> int | None:
-    """Bytes of memory that this machine, or the container it is, has; None: unknown."""
+    """Bytes of memory that this machine or container has; None: unknown."""
     found = []
     with suppress(AttributeError, ValueError, OSError):  # Windows has no sysconf
         found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

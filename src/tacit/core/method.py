@@ -124,7 +124,7 @@ class Method(ABC):
         """
 
     def footprint(self, size: int, n_items: int) -> int:
-        """Rows that a client with so many interactions holds in memory at once; chunks are cut by it."""
+        """Rows that a client with this many interactions holds in memory at once; chunks are cut by it."""
         return n_items
 
 

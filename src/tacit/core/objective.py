@@ -1,4 +1,4 @@
-"""A loss and its gradient as one thing: whoever changes the one loses the other."""
+"""A loss and its gradient as one thing: a changed loss drops its gradient."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ def gradient_by(name: str) -> Callable[[F], F]:
 
 
 def gradient_of(loss: Value) -> Gradient | None:
-    """The gradient that goes with a loss, if it has one that holds."""
+    """The gradient that goes with a loss, if it has one that still applies."""
     if isinstance(loss, Loss):
         return loss.gradient
     function, owner = getattr(loss, "__func__", None), getattr(loss, "__self__", None)
@@ -60,7 +60,7 @@ def gradient_of(loss: Value) -> Gradient | None:
 def by_autograd(loss: Value, p: State, batch: Batch, names: Iterable[str]) -> tuple[Tensor, State]:
     """A loss (C,) and its gradients; a leaf that it does not reach has none.
 
-    Each client's loss depends on its own leaves alone, so the gradient of the sum is everyone's own gradient.
+    Each client's loss depends only on its own leaves, so the gradient of the sum is everyone's own gradient.
     """
     with torch.enable_grad():
         leaves = {n: p[n].detach().requires_grad_() for n in names}

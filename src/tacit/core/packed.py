@@ -274,7 +274,7 @@ class Cut(Field):
         return self.of.one_shape, self.of.wire_dtype
 
     def nbytes(self, clients: int) -> int:
-        """A client's columns alone."""
+        """Only a client's columns."""
         columns = int((self.columns[:, 1] - self.columns[:, 0]).sum())
         return columns * math.prod(self.one_shape[:-1]) * self.wire_dtype.itemsize
 
@@ -331,5 +331,5 @@ class Cut(Field):
         return self.of.against(sent)
 
     def noisy(self, value: Tensor) -> "Cut":
-        """The columns alone."""
+        """Only the columns."""
         return Cut(Each(value * self.mask()), self.columns)

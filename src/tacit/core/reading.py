@@ -40,7 +40,7 @@ class Wire:
         return self
 
     def take(self, part: str, *dtypes: torch.dtype, dim: int | None = None) -> Tensor:
-        """A tensor of the field that is read, of one of these types and so many axes."""
+        """A tensor of the field that is read, of one of these types and this many axes."""
         name = f"{part}.{self.name}" if self.name else part
         if name not in self.tensors:
             raise ValueError(f"there is no '{name}'")

@@ -64,7 +64,7 @@ class Plan:
     traverse: bool = False  # every client once before anyone a second time
     select: str = "NDCG@10"  # the validation metric that chooses the reported round
     evaluate_every: int = 1  # 0: never
-    patience: int = 0  # stop after so many evaluations without a better one; 0: never
+    patience: int = 0  # stop after this many evaluations without a better one; 0: never
 
 
 def participation_of(method: Method) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def federate(
 ) -> Progress:
     """Run rounds from where `progress` stands to the end of the plan; `trained` is told of each before it is validated.
 
-    `budget` is the ε that a client has spent after taking part in so many rounds; written down is the largest of all
+    `budget` is the ε that a client has spent after taking part in this many rounds; written down is the largest of all
     clients. Without it a method states its own, if it has one.
     """
     everyone = fleet.federation.n_clients

@@ -1,4 +1,4 @@
-"""What a setting may be: its type and range stand beside it, as in `dim: Width = 16`, and are read here alone."""
+"""What a setting may be: its type and range stand beside it, as in `dim: Width = 16`, and are read only here."""
 
 import dataclasses
 import math

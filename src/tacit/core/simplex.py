@@ -17,7 +17,7 @@ def project(points: Tensor) -> Tensor:
 
 
 def _project(points: Tensor) -> Tensor:
-    # shares of a weight that is nought are no numbers: clients may say that all of them weigh nothing
+    # shares of a zero weight are not numbers: all clients may announce that they weigh nothing
     x = points.double().nan_to_num(0.0, 0.0, 0.0)
     largest = x.sort(1, descending=True).values
     over = largest.cumsum(1) - 1  # (n, k) Σ − 1 of the j largest

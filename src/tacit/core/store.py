@@ -65,7 +65,7 @@ class ClientStore:
     def read(self, data: Cohort, training: bool = False) -> State:
         """The leaves of a cohort: (C, U, …) per user, (C, L, …) tables, (C, …) the rest.
 
-        In training nothing reads the leaves that are kept for ranking alone.
+        In training nothing reads the leaves that are kept only for ranking.
         """
         out: State = {}
         ids = data.ids - self.clients.start

@@ -48,7 +48,7 @@ class Trained(Method):
     negatives: Negatives = 4  # per positive, redrawn every round
     rounds: Count = 100
     fraction: Positive = 1.0  # of the clients, a round; above 1 a number of clients
-    traverse: bool = False  # rounds take their clients from a shuffled queue, every client once before it starts anew
+    traverse: bool = False  # rounds take their clients from a shuffled queue, every client once before it starts over
     optimizer: Optimizer = "adam"
     init: Spread = 0.01  # standard deviation of the starting values
     scored_with: Literal["server", "own"] = "server"  # whose shared leaves a client ranks with

@@ -86,7 +86,7 @@ def _check(method: Method) -> None:
 
 
 def _check_server(method: Trained, server: State, up: Payload) -> None:
-    """The server's next state has all that the first one had, and is the same from sums where they are said to do."""
+    """The server's next state has all that the first one had, and is the same from sums where these must suffice."""
 
     def after(uploads: list[Payload]) -> State:
         return _try(method, "aggregate", lambda: method.aggregate(dict(server), iter(uploads), Moment(2, 0)))
@@ -170,7 +170,7 @@ def _shape(value: object) -> tuple[int, ...] | None:
 
 
 def _try(method: Method, hook: str, call: Callable[[], T]) -> T:
-    """Run a hook of somebody else's; whatever goes wrong there is the method's."""
+    """Run a user's hook; whatever goes wrong there is reported as the method's fault."""
     try:
         with torch.no_grad():
             return call()

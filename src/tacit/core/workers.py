@@ -1,4 +1,4 @@
-"""Work on every core: in threads, or in forked processes, which Python's lock does not hold up."""
+"""Work on every core: in threads, or in forked processes, which Python's lock does not slow down."""
 
 import contextlib
 import ctypes
@@ -65,7 +65,7 @@ class Crew(Generic[A, T]):
 
     They inherit what `work` refers to as it is now; what they change in it is seen here only in `shared_zeros`. Task n
     and then its result lie in file n modulo `slots`, which exists in memory only; two pipes tell what lies there.
-    Forking for every round would cost a tenth of it: pages are copied or mapped anew as the children touch them.
+    Forking for every round would cost a tenth of it: pages are copied or mapped again as the children touch them.
     """
 
     def __init__(self, work: Callable[[A], T], workers: int) -> None:
@@ -172,7 +172,7 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """At most so many threads inside torch's operations."""
+    """At most this many threads inside torch's operations."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -201,7 +201,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def _serve(work: Callable[[A], T], todo: int, done: int, files: list[int], held: set[signal.Signals]) -> NoReturn:
-    """A child's life: it ends with its parent, and it speaks of an error only to its parent."""
+    """A child's life: it ends with its parent, and it reports errors only to its parent."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends its children
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

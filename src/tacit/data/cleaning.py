@@ -1,4 +1,4 @@
-"""From a table to interactions: which columns mean what, which rows are bad, what is left out, and all of it said."""
+"""From a table to interactions: which columns mean what, which rows are bad, what is left out; all is reported."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ class Wish:
     rating: str | None = None
     time_format: str | None = None
     min_rating: float | None = None
-    core: int = 0  # users and items with at least so many of one another
+    core: int = 0  # users and items with at least this many of one another
     skip_bad: bool = False
 
     @property
@@ -130,7 +130,7 @@ def _without_bad(source: Source, found: dict[str, str | None], wish: Wish, notes
 
 
 def _column(source: Source, role: str, given: str | None) -> str | None:
-    """The column of a role: the one named, one of the role's own name, or one that is usually called so."""
+    """The column of a role: the one named, one of the role's own name, or one with a usual name."""
     names = source.table.columns
     if given is not None:
         if given not in names:
@@ -211,7 +211,7 @@ def indexed(column: pl.Series) -> tuple[NDArray[np.str_], Ints]:
 
 
 def _core(data: Interactions, least: int, notes: list[str]) -> Interactions:
-    """Only users and items that have at least so many of one another, again and again until nobody goes."""
+    """Only users and items with at least this many of one another, repeated until none drops out."""
     keep = np.ones(len(data), dtype=bool)
     while True:
         users = np.bincount(data.user[keep], minlength=data.n_users)

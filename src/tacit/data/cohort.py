@@ -222,7 +222,7 @@ class Batch:
 
     @cached_property
     def occurring(self) -> tuple["Batch", Tensor]:
-        """The same batch over the rows that occur in it alone, B a client at most, and which rows these are (C, B).
+        """The same batch over only the rows that occur in it, at most B per client, and which rows these are (C, B).
 
         Padding names row 0 with a count of zero.
         """

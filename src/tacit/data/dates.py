@@ -19,7 +19,7 @@ PROBLEM = "is neither a number nor a date such as 2026-01-31T12:00:00"
 
 
 def seconds(column: pl.Series, pattern: str | None = None) -> tuple[pl.Series, str]:
-    """Seconds since 1970, null where a time cannot be read, and what was recognised; empty: nothing worth a word.
+    """Seconds since 1970, null where a time cannot be read, and what was recognised; empty: nothing worth mentioning.
 
     Dates without a zone are in UTC. Numbers too large for seconds are milliseconds and so on.
     """

@@ -49,7 +49,7 @@ def planted(seed: int = 0) -> Planted:
 
 
 def demo(seed: int = 0) -> Interactions:
-    """300 users, 210 films, 20 to 40 interactions each with times; made from the seed alone."""
+    """300 users, 210 films, 20 to 40 interactions each with times; made only from the seed."""
     truth = planted(seed)
     rng = generator(seed, "demo")
     popularity = np.concatenate([rng.permutation(np.arange(1, _PER_GENRE + 1) ** -_TAIL) for _ in GENRES])

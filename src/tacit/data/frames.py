@@ -19,7 +19,7 @@ Kind = Literal["polars", "pandas"]
 
 @dataclass(frozen=True)
 class Data:
-    """Interactions of one's own, to be given to `run`, `compare` and `train` in place of a data set's name."""
+    """Your own interactions, to be given to `run`, `compare` and `train` in place of a data set's name."""
 
     interactions: Interactions
     kind: Kind = "polars"  # of the frames that come out

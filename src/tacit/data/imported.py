@@ -1,4 +1,4 @@
-"""Data of the user's own: a file becomes a data set with a name, and what was done to it is kept with it."""
+"""The user's own data: a file becomes a data set with a name, and what was done to it is kept with it."""
 
 import json
 import re
@@ -103,11 +103,6 @@ def _catalogue(source: Source, column: pl.Series) -> pl.Series:
     if len(missing):
         raise source.wrong(int(missing[0]), "the item is empty")
     return text
-
-
-def count(name: str) -> int:
-    """Rows of an imported data set, repeated pairs included."""
-    return load(name).rows_read
 
 
 def load(name: str) -> Interactions:

@@ -23,7 +23,7 @@ def write(file: IO[bytes], data: Interactions) -> None:
     arrays: dict[str, NDArray[Any]] = {n: getattr(data, n) for n in _NUMBERS if getattr(data, n) is not None}
     arrays |= {n: arrays[n].astype(np.int32) for n in ("user", "item")}
     texts = {name: getattr(data, name).tolist() for name in _TEXTS if getattr(data, name) is not None}
-    about = json.dumps({"name": data.name, "about": data.about, "texts": texts}).encode()
+    about = json.dumps({"name": data.name, "about": data.about, "rows": data.rows_read, "texts": texts}).encode()
     arrays["about"] = np.frombuffer(about, dtype=np.uint8)
     np.savez(file, allow_pickle=False, **arrays)
 
@@ -44,6 +44,15 @@ def unpacked(path: Path) -> Interactions:
             numbers |= {name: numbers[name].astype(np.int64) for name in ("user", "item")}
             texts = {name: np.array(values, dtype=np.str_) for name, values in about["texts"].items()}
             return Interactions(**{"time": None} | numbers | texts, name=about["name"], about=about["about"])
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} cannot be read ({error}); restore it from a copy, or make it again") from error
+
+
+def rows(path: Path) -> int:
+    """Rows of the source behind such a file, without reading them."""
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            return int(json.loads(found["about"].tobytes())["rows"])
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} cannot be read ({error}); restore it from a copy, or make it again") from error
 

@@ -120,7 +120,7 @@ def _arrow(name: str, data: bytes) -> pl.DataFrame:
 
 
 def _sqlite(path: Path) -> pl.DataFrame:
-    """The table `interactions` or `items`, or the only one there is; the file is opened for reading alone."""
+    """The table `interactions` or `items`, or the only one there is; the file is opened read-only."""
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as base:
             found = [name for (name,) in base.execute("select name from sqlite_master where type in ('table', 'view')")]
@@ -150,7 +150,7 @@ def _unzipped(name: str, data: bytes) -> bytes:
 
 
 def _from_zstd(name: str, data: bytes) -> bytes:
-    """Through polars, the one reader of it that is always here; it gives lines, and takes text alone."""
+    """Through polars, the one reader of it that is always here; it gives lines, and takes only text."""
     try:
         return "\n".join(pl.read_lines(data).to_series().to_list()).encode()
     except pl.exceptions.PolarsError as error:

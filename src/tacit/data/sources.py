@@ -25,9 +25,13 @@ def describe(name: str) -> str:
     if name == "demo":
         return "generated with planted tastes and series: 300 people, 210 films, needs no download"
     _known(name)
-    from tacit.data import imported
+    from tacit.data import kept
 
-    return f"imported by you: {imported.count(name):,} rows"
+    if (file := imported_file(name)).exists():
+        return f"imported by you: {kept.rows(file):,} rows"
+    from tacit.data import imported  # as earlier versions kept it
+
+    return f"imported by you: {imported.load(name).rows_read:,} rows"
 
 
 def load(name: str, min_interactions: int = 0, progress: Progress | None = None) -> Interactions:

@@ -1,4 +1,4 @@
-"""An upload is looked at before it is used: what does not look as the method's uploads look never reaches a sum."""
+"""Uploads are checked before they are used: what does not look like the method's own never reaches a sum."""
 
 import math
 
@@ -27,7 +27,7 @@ def template(
 
 
 def most_bytes(like: Payload, clients: int) -> int:
-    """The size of the largest upload that so many clients can have."""
+    """The size of the largest upload that this many clients can have."""
     return ROOM + clients * 8 + sum(field.most_bytes(clients) for field in like.fields.values())
 
 

@@ -150,7 +150,7 @@ def virtual(asked: RunConfig, out: Path, nodes: int, deadline: float, cpus: floa
 
 
 def recommend(folder: Path, user: str, k: int) -> tuple[list[str], list[Recommendation]]:
-    """(titles of the user's latest items, the k best others), from a node's folder and file alone."""
+    """(titles of the user's latest items, the k best others), only from a node's folder and file."""
     written = Vault(folder).json("source.json")
     if not (isinstance(written, list) and len(written) == 5 and isinstance(written[4], list)):
         raise UserError(f"{folder} does not say where its interactions are; start `tacit node` with it once")
@@ -207,7 +207,7 @@ def _speak() -> None:
 
 
 class _OneLine(logging.Formatter):
-    """Whatever a server or a node wrote into its words, it makes no line of its own."""
+    """Whatever text a server or a node sends, it cannot start a log line of its own."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """The message in one line, and not an endless one."""
@@ -216,14 +216,14 @@ class _OneLine(logging.Formatter):
 
 
 class _Rotating(logging.handlers.RotatingFileHandler):
-    """A full disk takes the log its lines, and nobody else anything."""
+    """A full disk costs log lines and nothing else."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Say nothing: whatever matters on a full disk is said by what could not be saved."""
 
     def _open(self) -> Any:
         file = super()._open()
-        Path(self.baseFilename).chmod(0o600)  # its owner's alone, however often it is begun anew
+        Path(self.baseFilename).chmod(0o600)  # its owner's alone, however often it is started
         return file
 
 

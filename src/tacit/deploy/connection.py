@@ -57,7 +57,7 @@ def serve(
     poll: float = 0.3,
     stop: threading.Event | None = None,
 ) -> None:
-    """Answer the server at `address` until told to stop; where it is away, come back when it is there again.
+    """Answer the server at `address` until told to stop; where it is away, reconnect when it is back.
 
     Without `root`, the certificate that signs the server's, the connection is plain and only loopback will do.
     """

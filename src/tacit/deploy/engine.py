@@ -58,7 +58,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class FleetOnly:
-    """An ASGI application that lets through what a node needs, and bodies of a bearable size."""
+    """An ASGI application that lets through what a node needs, and bodies of a reasonable size."""
 
     def __init__(self, app: Any, rejected: dict[str, int], keys: Collection[bytes] | None = None) -> None:
         """`rejected` counts, by address, the requests whose key is not known; `keys` are those that are, None: any."""
@@ -92,7 +92,7 @@ class FleetOnly:
 
     def _reject(self, address: str) -> None:
         if address not in self.rejected:
-            log.warning("%s is rejected: its key is not known here, or the node is there already", address)
+            log.warning("%s is rejected: its key is not known here, or the node is already connected", address)
             if len(self.rejected) >= MOST_ADDRESSES:
                 self.rejected.pop(next(iter(self.rejected)))
         self.rejected[address] = self.rejected.get(address, 0) + 1
@@ -271,7 +271,7 @@ class Engine:
         return {info.node_id: info.last_activated_at for info in found}
 
     def _push(self, node: int, blob: bytes, seconds: float) -> str:
-        # what is not answered in time is deleted; Flower's own clock is only to be no hindrance
+        # what is not answered in time is deleted; Flower's own clock must never expire first
         message = Message(content(blob), node, MessageType.TRAIN, ttl=seconds + 600)
         with no_object_id_recompute():
             message.metadata.__dict__["_message_id"] = message.object_id
@@ -285,7 +285,7 @@ class Engine:
             return str(message.metadata.message_id)
 
     def _pull(self, reply: Message) -> bytes | None:
-        """The packet of a reply; None where pieces are missing. What cannot be read is no packet."""
+        """The packet of a reply; None where pieces are missing. What cannot be read is not a packet."""
         store, name = self.state.object_store, reply.metadata.message_id
         try:
             parts: dict[str, bytes] = {}

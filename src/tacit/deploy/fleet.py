@@ -114,7 +114,7 @@ class FlowerFleet(Gathering):
     def _sum(
         self, parts: dict[int, Part], layout: Layout, like: Payload, clients: int, round: int, traffic: Traffic
     ) -> Iterator[Payload]:
-        """One upload of everybody: a node sums over its own clients, and the nodes' sums are opened together alone.
+        """One upload of everybody: a node sums over its own clients, and the nodes' sums are only opened together.
 
         Whoever falls silent at a stage is not asked again; the sum is opened without it, or not at all.
         """
@@ -205,7 +205,7 @@ class FlowerFleet(Gathering):
     def _heed(
         self, messages: Mapping[int, bytes], names: Mapping[int, str], traffic: Traffic, round: int
     ) -> Iterator[tuple[int, bytes]]:
-        """Replies as they come; whoever stays silent bears the cost, and has to greet again."""
+        """Replies as they come; a silent node bears the cost and has to register again."""
         silent = dict(names)
         began = last = time.monotonic()
         for node, reply in self._ask(messages, names, self.terms.deadline, traffic):

@@ -105,7 +105,7 @@ def _clear_state(vault: Vault, job: str, round: int) -> None:
                 return
             leaves = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except FileNotFoundError:
-        return  # a node that runs has gone on meanwhile
+        return  # a running node has moved on meanwhile
     except (SafetensorError, ValueError):
         path.unlink(missing_ok=True)  # damaged: the node falls back to the one before, as it would have
         return

@@ -1,4 +1,4 @@
-"""Who of a run's nodes is there: they are greeted, taken in, waited for, and asked in such a way that it is counted."""
+"""Which of a run's nodes are there: they are greeted, admitted, waited for, and asked so that all is counted."""
 
 import logging
 import time
@@ -86,7 +86,7 @@ class Gathering:
     # who is there
 
     def gather(self, nodes: int, seconds: float = 0.0) -> bool:
-        """Wait until so many nodes are there, then give everybody its numbers, by the order of names."""
+        """Wait until this many nodes are there, then give everybody its numbers, by the order of names."""
         self.board.needs = f"{nodes} nodes to begin with"
         if not self._until(lambda: len(self._ids) >= nodes, seconds):
             return False
@@ -100,7 +100,7 @@ class Gathering:
         return self._until(self.quorum, seconds)
 
     def _until(self, enough: Callable[[], bool], seconds: float) -> bool:
-        """Greet until it is enough; False after so many seconds, 0: never. Says now and then who is missing."""
+        """Greet until it is enough; False after this many seconds, 0: never. Says now and then who is missing."""
         began = said = time.monotonic()
         while True:
             self._greet()

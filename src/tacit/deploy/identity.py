@@ -58,7 +58,7 @@ class NodeIdentity:
             public = certificate.public_key()
             # the server's own certificate is of the same authority
             if list(usage) != [ExtendedKeyUsageOID.CLIENT_AUTH] or not isinstance(public, ec.EllipticCurvePublicKey):
-                raise ValueError("their certificate is no node's")
+                raise ValueError("their certificate is not a node's")
             public.verify(proof[end + 1 : end + 1 + proof[end]], statement, ec.ECDSA(hashes.SHA384()))
         except (InvalidSignature, TypeError, x509.ExtensionNotFound) as error:
             raise ValueError("they are not signed by a node of this authority") from error

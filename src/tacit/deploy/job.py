@@ -14,7 +14,7 @@ from tacit.errors import UserError
 from tacit.methods import find
 from tacit.privacy.mechanisms import Mechanism, Unclipped, named
 
-NOISE = 1e-12, 1e12  # scales and bounds of noise that a node works with: beyond them rounding is no small matter
+NOISE = 1e-12, 1e12  # scales and bounds of noise that a node works with: beyond them rounding matters
 
 Catalogue: TypeAlias = tuple[tuple[str, ...], tuple[str, ...] | None]
 
@@ -58,7 +58,7 @@ class Job:
         return job
 
     def build(self, allow: tuple[str, ...] = ()) -> Method:
-        """The method. A node builds those of this package alone and what its owner allows by name."""
+        """The method. A node builds only those of this package and what its owner allows by name."""
         _check_allowed(self.method, "methods", allow)
         method = build(find(self.method), self.settings)
         if method.pooled:

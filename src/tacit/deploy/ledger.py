@@ -34,7 +34,7 @@ class Ledger:
         for user in charged:
             count[user] = count.get(user, 0) + 1
         spent = self._spent(runs, charged)
-        if self.most < math.inf and not spent <= self.most:  # what is no number is not below it
+        if self.most < math.inf and not spent <= self.most:  # what is not a number is not below it
             raise UserError(
                 f"this upload would bring a user to ε = {spent:.4g} by {self.vault.path / FILE}, above --max-epsilon "
                 f"{self.most:g}; start the node with more, or ask for a run with more noise or fewer rounds"

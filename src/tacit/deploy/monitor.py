@@ -165,7 +165,7 @@ def status(target: str) -> dict[str, Any]:
 
 
 def table(shown: Mapping[str, Any]) -> list[list[str]]:
-    """A line a node: name, state, last seen, users, bytes, and what went wrong."""
+    """One line per node: name, state, last seen, users, bytes, and what went wrong."""
     return [
         [
             name,

@@ -147,7 +147,7 @@ class Node:
         keys: Path | None = None,
         max_epsilon: float = math.inf,
     ) -> None:
-        """With `secure` the node takes part in secure sums alone, with `max_epsilon` in runs with noise up to that.
+        """With `secure` the node takes part only in secure sums, with `max_epsilon` in runs with noise up to that.
 
         `keys` is what `tacit keys` made for it: in a secure sum nodes prove by them who they are.
         """
@@ -176,7 +176,7 @@ class Node:
         self.work = None
 
     def answer(self, blob: bytes) -> bytes:
-        """A reply to any message. What went wrong is told in this node's log; the server learns its name alone."""
+        """A reply to any message. What went wrong is in this node's log; the server learns only its name."""
         began = time.perf_counter()
         try:
             asked = unpack(blob)
@@ -242,7 +242,7 @@ class Node:
         )
 
     def _permits(self, job: Job) -> None:
-        """What the node was started with is its law, for jobs of earlier days as well."""
+        """What the node was started with is binding, for earlier jobs as well."""
         if self.secure and not job.secure:
             raise UserError("the server would see this node's uploads, and it takes part in secure sums only")
         noise = job.mechanism(self.allow)

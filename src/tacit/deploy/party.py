@@ -22,7 +22,7 @@ from tacit.privacy.secure_fleet import BOUND, Layout, check_sum
 
 
 class Unknown(LookupError):
-    """The server speaks of a job this node has not heard of, of a place it was not given, or of no sum it is in."""
+    """The server refers to a job this node does not know, a place it was not given, or a sum it is not in."""
 
 
 class Spent(UserError):
@@ -30,7 +30,7 @@ class Spent(UserError):
 
 
 def leave_out(method: Method, round: int, error: UserError) -> None:
-    """On the server: go on without a round whose sum nodes will not open again, where the method can."""
+    """On the server: continue without a round whose sum nodes will not open again, where the method can."""
     if not isinstance(method, Trained):
         raise UserError(
             f"round {round}: nodes help to open the sum of a round only once; start a new run ({error})"
@@ -82,7 +82,7 @@ class Party:
         return Packet(ANSWERS[asked.kind], {"round": round}, secure_sum.encode(answer))
 
     def masked(self, method: Method, n_items: int, ups: list[Payload], down: Payload, asked: Packet) -> bytes:
-        """The sum of these uploads under masks: the server can open it together with all other nodes' alone."""
+        """The sum of these uploads under masks: the server can open it only together with all other nodes'."""
         check_sum(method)
         client = self._in(self._open(asked))
         point = FixedPoint(BOUND, int(asked.head["clients"]))

@@ -1,4 +1,4 @@
-"""A run over nodes: wait for them, run the rounds, write everything down, go on after a crash."""
+"""A run over nodes: wait for them, run the rounds, write everything down, continue after a crash."""
 
 import dataclasses
 import hashlib
@@ -40,7 +40,7 @@ class Asked:
 
     config: RunConfig
     catalogue: Path
-    nodes: int = 1  # wait for so many before the first round
+    nodes: int = 1  # wait for this many before the first round
     together: bool = False  # a client is a whole node
     terms: Terms = dataclasses.field(default_factory=Terms)
     wait: float = 0.0  # seconds without a finished round after which the server gives up; 0: never

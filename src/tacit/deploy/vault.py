@@ -1,4 +1,4 @@
-"""What a node keeps on its own disk: readable by its owner alone, and never half written.
+"""What a node keeps on its own disk: readable only by its owner, and never half written.
 
 node.json                 the node's name
 current                   the id of the latest job

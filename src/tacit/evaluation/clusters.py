@@ -19,7 +19,7 @@ def kept(one: Tensor, other: Tensor) -> float:
     """The share of items that stay in their cluster.
 
     Clusters are matched one to one so that as many as possible do: to a client it matters which items are together, not
-    what their cluster is called, and a server may cluster anew every round.
+    what their cluster is called, and a server may cluster again every round.
     """
     from scipy.optimize import linear_sum_assignment
 

@@ -1,6 +1,7 @@
 """The figures of a single run: its course, and what it recorded of its tables, its users' vectors and its audits."""
 
 import csv
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from tacit.figures.build import Spec, curves, groups, main_metric
 from tacit.figures.records import Record
 from tacit.figures.rows import Row
 
-DIAGNOSTICS, AUDITS = "diagnostics.jsonl", "audit.jsonl"
+DIAGNOSTICS, AUDITS, PLANES = "diagnostics.jsonl", "audit.jsonl", "plane.json"
 
 
 def of_run(record: Record) -> list[Spec]:
@@ -23,7 +24,8 @@ def of_run(record: Record) -> list[Spec]:
         groups([row], main_metric(str(record.config.get("protocol")))),
     ]
     lines = record.lines(DIAGNOSTICS)
-    return [spec for spec in [*course, *spectra(lines), clusters(lines), trajectories(record.path.parent)] if spec]
+    inside = [*spectra(lines), clusters(lines), planes(record), trajectories(record.path.parent)]
+    return [spec for spec in [*course, *inside] if spec]
 
 
 def _by_round(record: Record, key: str, title: str, label: str) -> Spec | None:
@@ -143,6 +145,30 @@ def trajectories(folder: Path) -> Spec | None:
         "note": "Each path is one user's vector by round, on a plane by t-SNE; the dot is where it ends.",
         "paths": True,
         "panels": [{"name": user, "series": _plane(found)} for user, found in panels.items()],
+    }
+
+
+def planes(record: Record) -> Spec | None:
+    """Tables of a few clients, their own items among the others; `tacit diagnose --plane` maps them."""
+    try:
+        found = json.loads((record.path / PLANES).read_bytes())
+    except (OSError, ValueError):
+        return None
+    told = [s["auc"] for x in record.lines(AUDITS) if x.get("protection") == "none" for s in x["attacks"].values()]
+    beside = f" The audit tells them from uploads with an AUC of {max(told):.3f}." if told else ""
+    panels = []
+    for one in found["users"]:
+        own, points = one["own"], one["points"]
+        parts = [("other items", -1, points[own:]), ("own items", 1, points[:own])]
+        series = [{"name": name, "style": style, "points": some} for name, style, some in parts]
+        panels.append({"name": f"user {one['user']}", "series": series})
+    return {
+        "kind": "plane",
+        "name": "planes",
+        "title": "Own items among the others",
+        "note": f"The table that each client ranks with at round {found['round']}, on a plane by t-SNE." + beside,
+        "paths": False,
+        "panels": panels,
     }
 
 

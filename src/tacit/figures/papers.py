@@ -119,7 +119,7 @@ def beside_published(asked: Experiment, data: str, found: Found) -> Spec | None:
 
 
 def sweeps(asked: Experiment, data: str, found: Found) -> list[Spec]:
-    """A figure a setting and metric, a line a row and protocol."""
+    """One figure per setting and metric, one line per row and protocol."""
     by_setting: dict[str, list[experiments.Line]] = {}
     for line in asked.run:
         numbers = line.sweep is not None and all(isinstance(v, int | float) for v in line.sweep.values)

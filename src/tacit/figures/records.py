@@ -62,7 +62,7 @@ def rounds_of(path: Path) -> list[dict[str, Any]]:
 
 
 def find(roots: Iterable[Path]) -> list[Record]:
-    """Every run in these folders and below them; a name that is no folder is an error."""
+    """Every run in these folders and below them; a name that is not a folder is an error."""
     held = holders()
     out: dict[Path, Record] = {}
     for root in roots:

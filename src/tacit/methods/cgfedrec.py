@@ -20,7 +20,7 @@ from tacit.methods.alignment import Aligned
 
 @dataclass(frozen=True)
 class CGFedRec(Aligned):
-    """PFedRec's score on a table that stays with the client; the server clusters the mean and sends labels alone.
+    """PFedRec's score on a table that stays with the client; the server clusters the mean and sends only labels.
 
     Symbols: E_p -> items, Θ_p -> head and bias, c -> labels, k -> clusters, λ -> strength, τ -> temperature. Variants
     of Table 3 send the mean table as well: `e` alone, `ec` with its labels, `erc` with random ones.

@@ -48,7 +48,7 @@ class FedCA(PFedGraph):
 
 
 def principal(table: Tensor, times: Tensor, count: int) -> Tensor:
-    """The first principal directions of rows that occur so many times, (C, L, d), (C, L) -> (C, k, d) or zeros."""
+    """The first principal directions of rows that occur this many times, (C, L, d), (C, L) -> (C, k, d) or zeros."""
     weight = (times / times.sum(1, keepdim=True).clamp(min=1))[..., None].double()  # (C, L, 1)
     centred = table - (weight * table).sum(1, keepdim=True)
     spread = centred.mT @ (weight * centred)  # (C, d, d)

@@ -40,7 +40,7 @@ class FedCIA(Trained):
     aggregation: Literal["collaborative", "mean", "graph", "alone"] = "collaborative"
     rank: Rank = 0
     align: Amount = 1.0  # how far to go towards the solution of Eq. 6
-    align_steps: Whole = 0  # 0: solve it; else descend so many steps
+    align_steps: Whole = 0  # 0: solve it; else descend this many steps
     align_lr: Rate = 0.1
     widths: tuple[Width, ...] = ()
     models: tuple[Literal["mf", "lightgcn", "mlp"], ...] = ()  # in the place of one backbone

@@ -50,6 +50,10 @@ class GFCF(ClosedForm):
         """With the rank of this round alone."""
         return replace(self, rank=self.rank[round - 1 : round])
 
+    def choice(self, round: int) -> str:
+        """The rank of this round."""
+        return f"rank {self.rank[round - 1]}"
+
     def init_server(self, federation: Federation) -> State:
         """Nothing yet."""
         size = federation.n_items

@@ -37,7 +37,7 @@ class GPFedRec(FedNCF):
     table_lr: float = 13456.0
     guidance: Weight = 1.0
     graph: Literal["similar", "dissimilar"] = "similar"  # the paper's neighbours, and those the public code takes
-    neighbourhood: Whole = 0  # so many neighbours; 0: all whose closeness is above the mean
+    neighbourhood: Whole = 0  # this many neighbours; 0: all whose closeness is above the mean
     threshold: Amount = 1.0  # times the mean
     hops: Whole = 1
     init: float = 1.0

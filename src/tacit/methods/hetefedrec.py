@@ -35,7 +35,7 @@ class HeteFedRec(Nested):
     decorrelation: Weight = 0.01  # α of Eq. 14, against mean losses; 0: without
     decorrelated: Literal["touched", "all"] = "touched"  # the rows that Eq. 13 moves; it looks at all either way
     distillation: bool = True  # relation-based ensemble self-distillation
-    distil_items: Count = 256  # |V_kd|, drawn anew every round
+    distil_items: Count = 256  # |V_kd|, redrawn every round
     distil_lr: Rate = 0.001  # of the server's Adam
     distil_steps: Whole = 1
 

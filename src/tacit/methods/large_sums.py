@@ -7,9 +7,9 @@ from torch import Tensor
 
 from tacit.core.payload import Payload, Sparse
 
-DENSE = 60_000_000  # a sum of so many cells, 240 MB, is written out from the start
-FULL = 0.1  # of the cells: from here on a sparse sum is soon as large as one that is written out
-PENDING = 8_000_000  # cells that wait before they are added to a sparse sum: each time it is sorted as a whole
+DENSE = 60_000_000  # a sum of this many cells, 240 MB, is written out from the start
+FULL = 0.03  # of the cells: a sum that has filled up so far is written out; sorting it again and again would cost more
+PENDING = 4_000_000  # cells that wait before they are added to a sparse sum: each time it is sorted as a whole
 NOTHING = 1e-3  # a cell that a revision leaves this small held nothing but the user who left
 
 

@@ -68,7 +68,7 @@ class PerFedRec(FedLightGCN):
         return Payload(data.ids, fields | {"weight": self.weight(data)})
 
     def aggregate(self, server: State, uplinks: Iterable[Payload], now: Moment) -> State:
-        """Means over all and over each cluster as it was in this round, then the clusters anew.
+        """Means over all and over each cluster as it was in this round, then the clusters again.
 
         Sums are of the changes against what each client started from, in double precision.
         """

@@ -1,6 +1,6 @@
 """PLGC: every client keeps an item table of its own beside the server's and scores with a mixture of the two.
 
-A plug-in: it is no method by itself but goes over a backbone, as in `tacit run fedmf --plug plgc` or `plgc+fedmf`.
+A plug-in: it is not a method by itself but goes over a backbone, as in `tacit run fedmf --plug plgc` or `plgc+fedmf`.
 """
 
 from collections.abc import Iterable
@@ -54,7 +54,7 @@ class PLGC(Plug, Backbone):
     plgc_decay: Decay = 1.0  # of all rates, per local step
     plgc_mixing: bool = True  # dLGM of Table IV; without it the backbone starts from the server's table as ever
     plgc_regulariser: Literal["err", "au", "duorec", "feddecorr", "none"] = "err"  # Table III; none: dLGM alone
-    plgc_every: Whole = 5  # the regulariser acts once in so many local epochs, with more weight; 0: in every batch
+    plgc_every: Whole = 5  # the regulariser acts once in this many local epochs, with more weight; 0: in every batch
     plgc_temperature: Positive = 0.2  # τ of DuoRec
 
     name: ClassVar[str] = "plgc"

@@ -138,6 +138,10 @@ class EASE(ClosedForm):
         """With the λ of this round alone."""
         return replace(self, ridge=self.ridge[round - 1 : round])
 
+    def choice(self, round: int) -> str:
+        """The λ of this round."""
+        return f"λ = {self.ridge[round - 1]:g}"
+
     def init_server(self, federation: Federation) -> State:
         """Nothing yet, (M, M)."""
         nothing = torch.zeros(federation.n_items, federation.n_items)

@@ -94,8 +94,8 @@ def ease_inverse(weights: Tensor, diagonal: Tensor) -> Tensor:
 def ease_solution(server: State, ridge: float, denoise: float = 0.0) -> State:
     """EASE's weights with λ + q · diag(G), and P's diagonal, with which P can be had again.
 
-    q·diag(G) is what leaving out items of a history at random adds (Steck 2020). An item that is no input has nothing
-    to leave out: its column is P G.
+    q·diag(G) is what leaving out items of a history at random adds (Steck 2020). An item that is not an input
+    has nothing to leave out: its column is P G.
     """
     gram, room = server["G"], server.get("E")
     if "inputs" not in server:

@@ -37,7 +37,7 @@ def revised(server: State, sums: Sums, old: Ints, new: Ints, corner: int, denois
                     told = told.at(None, sums.places(chosen, n_items))
                 H = sparse_matrix(told.owner, told.column, told.value, len(sequence) - first, len(server["L"]))
                 shift_ridge(server, H, sequence[first:], sign, corner)
-        if len(server["sign"]) > len(server["L"]) // 2:  # carrying so many costs more than a new factor
+        if len(server["sign"]) > len(server["L"]) // 2:  # carrying that many costs more than a new factor
             server |= factored(factor_of(server["A"], float(server["lambda"]), corner))
     if "PD" in server:
         shift_ease(server, old, new, denoise)
@@ -68,7 +68,7 @@ def shift_ease(server: State, old: Ints, new: Ints, denoise: float) -> None:
     """P = (G + λI + q·diag(G))⁻¹ after x xᵀ + q·diag(x) came or went, by Woodbury's identity; then EASE's weights.
 
     With V the rows of P at a user's items, K their columns there, S = ±(1 1ᵀ + qI) and T = S (I + K S)⁻¹, it is
-    P − Vᵀ T V; with q = 0 the rows come added up. The columns P G of items that are no inputs become P' (G ± x yᵀ).
+    P − Vᵀ T V; with q = 0 the rows come added up. The columns P G of items that are not inputs become P' (G ± x yᵀ).
     """
     weights = server["E"]
     chosen = server["inputs"].long() if "inputs" in server else torch.arange(len(weights))

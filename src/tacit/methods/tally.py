@@ -47,7 +47,7 @@ class Tally(ClosedForm):
     side. One upload serves every candidate: each round tries the next, and validation chooses; either part alone is
     among them. Data without times have no order, so that of them A and C are not even uploaded.
 
-    Large catalogues outgrow memory and time. With `inputs`, histories consist of the so many most popular items alone
+    Large catalogues outgrow memory and time. With `inputs`, histories consist of that many of the most popular items
     (all items are still ranked): the clients count items in a round of their own, and the sums are the rows, and for A
     the columns too, of these items.
     """
@@ -96,8 +96,9 @@ class Tally(ClosedForm):
         """Without order the item weights alone, and as many inputs as are affordable; and what was chosen."""
         chosen, said = self, []
         if not ordered and min(self.blend) < 1:
-            chosen = replace(chosen, blend=(1.0,))
-            said.append("these data have no order: item weights alone")
+            chosen, said = replace(self, blend=(1.0,)), ["these data have no order: item weights alone"]
+        elif self.denoise == Tally.denoise:
+            chosen = replace(chosen, denoise=self.denoise[:1])  # where next items are learnt, it hardly matters
         if not self.inputs and not self.clip and self.weights == "ease":
             fit = affordable(chosen._sums, n_items, chosen.candidates())
             if fit < n_items and ordered and chosen.windows == Tally.windows:
@@ -166,7 +167,7 @@ class Tally(ClosedForm):
         return Payload(data.ids, self._sums.cells(sequences, client, n_items, many, chosen))
 
     def impossible(self, up: Payload, down: Payload, sizes: Tensor, users: int, n_items: int) -> str:
-        """Why no clients of at most so many users with `sizes` (C,) interactions send this; empty: they may."""
+        """Why no clients of at most this many users with `sizes` (C,) interactions send this; empty: they may."""
         if reason := beyond(self._sums, up, sizes, users):
             return reason
         whole = users == 1 and 1 in self.windows and "C" in up and not self.inputs and not self.clip

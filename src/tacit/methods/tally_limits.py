@@ -56,7 +56,7 @@ def _same(field: Field, other: Sparse) -> bool:
 
 
 def beyond(sums: Sums, up: Payload, sizes: Tensor, users: int) -> str:
-    """Why cells are more than a client of so many users and interactions can add; empty: they are not.
+    """Why cells are more than a client of this many users and interactions can add; empty: they are not.
 
     A cell of G and C is at most one for each user; one of A, and all of a matrix, are geometric series.
     """

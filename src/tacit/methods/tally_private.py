@@ -47,7 +47,7 @@ class PrivateTally(ClosedForm):
     epsilon: Positive = 8.0  # what everything that is released may tell of a user
     delta: Probability = 1e-5
     inputs: Whole = 0  # how many of the most popular items, by noisy counts, are recommended; 0: as `least` has it
-    least: Amount = 30.0  # items that count so many σ or more
+    least: Amount = 30.0  # items that count this many σ or more
     shares: tuple[Share, Share, Share] = (0.1, 0.3, 0.6)  # of the budget: counts, pairs, transitions
     window: Count = 5  # W
     decay: Decay = 0.8  # γ
@@ -88,7 +88,7 @@ class PrivateTally(ClosedForm):
         return smallest(lambda ratio: gaussian_epsilon(ratio, self.delta), self.epsilon)
 
     def spent(self, rounds: int) -> float:
-        """ε after so many rounds; Gaussian releases of norms √a and √b, one built on the other, are one of √(a + b)."""
+        """ε after this many rounds; Gaussian releases of norms √a and √b, one after the other, are one of √(a + b)."""
         if self.dp_seed >= 0 and self.noise == "server":
             return math.inf
         return gaussian_epsilon(self.ratio / math.sqrt(self.shares[0] if rounds < 2 else 1.0), self.delta)

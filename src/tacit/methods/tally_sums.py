@@ -24,7 +24,7 @@ class Sums:
     clip: float  # L2 bound on a user's whole contribution; 0: none
 
     def whole(self, rows: int, n_items: int) -> int:
-        """Cells of all matrices of a solution with so many inputs: A and its factor, C and B, G and E, P."""
+        """Cells of all matrices of a solution with this many inputs: A and its factor, C and B, G and E, P."""
         wide = len(self.windows) * rows if self.ordered else 0
         return 2 * wide * wide + 2 * wide * n_items + (2 * rows * n_items + rows * rows if self.blind else 0)
 

@@ -22,7 +22,7 @@ POINTS = 1_000, 200_000  # of a privacy loss distribution's grid: for a round, a
 
 @cache
 def gaussian_cost(ratio: float, rounds: int, delta: float) -> float:
-    """ε of a client that took part in so many rounds; `ratio` is the noise's scale over the sensitivity, 2C."""
+    """ε of a client that took part in this many rounds; `ratio` is the noise's scale over the sensitivity, 2C."""
     if rounds == 0:
         return 0.0
     if ratio <= 0:

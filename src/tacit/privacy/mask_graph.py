@@ -37,7 +37,7 @@ def least_threshold(holders: int, colluding: int | None = None) -> int:
 
 
 def complete(clients: int, colluding: int, dropping: int) -> tuple[int, int]:
-    """Everybody is everybody's neighbour; t is the largest that so many dropouts allow."""
+    """Everybody is everybody's neighbour; t is the largest that this many dropouts allow."""
     threshold = clients - 1 - dropping
     if threshold < least_threshold(clients - 1, colluding):
         raise UserError(

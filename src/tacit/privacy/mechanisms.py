@@ -47,7 +47,7 @@ class Mechanism:
 
     @staticmethod
     def cost(ratio: float, rounds: int, delta: float) -> float:
-        """ε of so many rounds; `ratio` is the noise's scale over the sensitivity, 2 · clip."""
+        """ε of this many rounds; `ratio` is the noise's scale over the sensitivity, 2 · clip."""
         raise NotImplementedError
 
     @classmethod
@@ -65,7 +65,7 @@ class Mechanism:
         return cls(2 * clip * ratio, clip, delta)
 
     def epsilon(self, rounds: int) -> float:
-        """What a client that took part in so many rounds has spent, at δ."""
+        """What a client that took part in this many rounds has spent, at δ."""
         return self.cost(self.scale / (2 * self.clip), rounds, self.delta)
 
     @property

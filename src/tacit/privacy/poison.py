@@ -23,7 +23,7 @@ LEAD = 10.0  # how far a target is to be beyond the popular items, in their own 
 
 
 def rare_item(counts: Ints, interactions: int, seed: int) -> int:
-    """An item with so many interactions, or the next that there are."""
+    """An item with this many interactions, or the next that there are."""
     there = np.abs(np.where(counts > 0, counts, np.iinfo(np.int32).max) - interactions)
     return int(rng.generator(seed, "poison/target").choice(np.flatnonzero(there == there.min())))
 

@@ -220,7 +220,7 @@ class Server:
         if self._stage >= len(STAGES) or STAGES[self._stage] != stage:
             raise BadMessage(f"{stage} is not open: client {client} is too late or too early")
         if client not in self._allowed or client in self._came:
-            raise BadMessage(f"client {client} has no word, or no second word, at {stage}")
+            raise BadMessage(f"client {client} may not send, or not again, at {stage}")
         self._came[client] = content
 
     def _close(self, stage: Stage) -> dict[int, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from itertools import islice
 
-Entropy = Callable[[int], bytes]  # so many unpredictable bytes
+Entropy = Callable[[int], bytes]  # this many unpredictable bytes
 
 PRIME = 2**256 + 297  # the first one behind every secret
 SECRET = 32  # bytes

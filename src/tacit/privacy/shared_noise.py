@@ -39,7 +39,7 @@ class SharedGaussian:
         return self.share(up, down, seed, round)
 
     def epsilon(self, rounds: int) -> float:
-        """What the sums of so many rounds tell of a client that was in them, at δ; its part is there or is zero.
+        """What the sums of this many rounds tell of a client that was in them, at δ; its part is there or is zero.
 
         n releases with noise σ are one with σ / √n. The steps of the fixed point are left out of account: they are
         many orders of magnitude below the noise.
@@ -48,6 +48,6 @@ class SharedGaussian:
 
 
 def for_budget(clip: float, epsilon: float, rounds: int, contributors: int, delta: float = 1e-5) -> SharedGaussian:
-    """The least noise under which a client in so many sums spends at most ε."""
+    """The least noise under which a client in this many sums spends at most ε."""
     ratio = smallest(lambda r: gaussian_epsilon(r / math.sqrt(max(rounds, 1)), delta), epsilon)
     return SharedGaussian(clip, ratio, contributors, delta)

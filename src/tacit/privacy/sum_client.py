@@ -146,8 +146,8 @@ class Client:
     def reveal(self, question: Question) -> Answer:
         """Of every neighbour one share: with both, the server could open its vector.
 
-        A server that told neighbours different survivors gets none: so many as open a secret must have been told the
-        same as this client, and two sets cannot have so many each.
+        A server that told neighbours different survivors gets none: as many as open a secret must have been told the
+        same as this client, and two sets cannot both be that large.
         """
         self._step("Unmask")
         agree = sum(
@@ -193,7 +193,7 @@ class Client:
 
     def _opened(self, other: int, sealed: bytes) -> bytes:
         if other not in self._channels:
-            raise BadMessage(f"client {other} is no neighbour of client {self.id}")
+            raise BadMessage(f"client {other} is not a neighbour of client {self.id}")
         try:
             content = AESGCM(self._channels[other][0][1]).decrypt(bytes(12), sealed, self._address(other, self.id))
         except InvalidTag as error:

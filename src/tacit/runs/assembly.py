@@ -118,7 +118,7 @@ def federation_of(
 
 
 def clients_of(asked: RunConfig, method: Method, divided: Split) -> Federation:
-    """Users as clients: one each, so many groups, or all in one place."""
+    """Users as clients: one each, this many groups, or all in one place."""
     groups = 1 if method.pooled else asked.clients
     return Federation.of_groups(divided, groups) if groups else Federation.of_users(divided)
 

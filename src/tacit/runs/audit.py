@@ -1,4 +1,4 @@
-"""The curious server: go on with a run for a few rounds, look at every upload as it arrives, and attack it.
+"""The curious server: continue a run for a few rounds, look at every upload as it arrives, and attack it.
 
 The audited clients take part in every one of these rounds and nobody else does. What they send is what the fleet hands
 to the method's aggregation: behind the mechanism that protects it, and as a sum alone where sums are secure.
@@ -181,7 +181,7 @@ class _Seen:
 def start_of(run: Run, start: str) -> tuple[State, int]:
     """The server's state and the rounds behind it; the clients' is in the run's fleet."""
     federation = run.fleet.federation
-    if start == "start" or isinstance(run.method, ClosedForm):  # which has its uploads in the first rounds alone
+    if start == "start" or isinstance(run.method, ClosedForm):  # which uploads only in the first rounds
         run.fleet.store = client_store(run.config, run.method, federation, run.folder)
         return run.method.init_server(federation), 0
     found = run.folder.load(start)

@@ -153,7 +153,7 @@ def is_of(folder: RunFolder, asked: RunConfig) -> bool:
     )
     try:
         before = build(cls, folder.run["settings"])  # with what has become a setting since
-    except UserError:  # one of its settings is no more
+    except UserError:  # one of its settings no longer exists
         return False
     return one == other and before == method
 

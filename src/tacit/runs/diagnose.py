@@ -79,7 +79,7 @@ def diagnose(run: Run, server: State, round: int) -> list[Line]:
     groups |= capabilities.groups(method, federation)
     found: dict[str, list[Figures]] = {}
     for ids in torch.split(torch.arange(federation.n_clients), BLOCK):
-        for name, tables in _tables(run, server, ids):
+        for name, tables in clients_tables(run, server, ids):
             found.setdefault(name, []).append(_figures(tables, labels))
     for name, parts in found.items():
         wide = max(part.shape[1] for part, _, _ in parts)
@@ -99,10 +99,11 @@ def _labels(server: State, M: int) -> Tensor | None:
     return labels.long()
 
 
-def _tables(run: Run, server: State, ids: Tensor) -> Iterator[tuple[str, Tensor]]:
+def clients_tables(run: Run, server: State, ids: Tensor) -> Iterator[tuple[str, Tensor]]:
     """(name, (C, M, d)) of what these clients rank with and of every table in their store."""
     method, M = run.method, run.fleet.federation.n_items
-    assert isinstance(method, Trained)
+    if not isinstance(method, Trained):
+        raise UserError(f"{method.name} trains no item table: there is nothing to diagnose")
     data = run.fleet.federation.people(ids)
     with torch.no_grad():
         clients = run.fleet.store.read(data)

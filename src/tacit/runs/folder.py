@@ -2,7 +2,7 @@
 
 run.json             what was asked for: configuration, settings, versions, data fingerprint
 data.npz             the data, where they have no name of their own or the run is a model to be used
-rounds.jsonl         a line a round
+rounds.jsonl         one line per round
 checkpoints/         round-N/server.safetensors and clients.safetensors; index.json names the last and the best.
                      After a user was forgotten or taken in, revision-N with life.json beside them
 summary.json         the result, once the run is finished
@@ -147,7 +147,7 @@ class RunFolder:
         return int(self._index().get("revision", 0))
 
     def finish(self, summary: dict[str, Any], extensible: bool = True) -> None:
-        """Write the result; a run that can have no more rounds needs its best one alone."""
+        """Write the result; a run that can have no more rounds needs only its best one."""
         write_json(self.path / "summary.json", summary)
         index = self._index()
         if index and not extensible and index["last"] != index["best"]:
@@ -198,7 +198,7 @@ class RunFolder:
         while True:
             index = self._index()
             life = self._json(f"checkpoints/{index.get('best')}/life.json", self._json("life.json", {}))
-            if self._index() == index:  # else its writer has gone on meanwhile
+            if self._index() == index:  # else its writer has moved on meanwhile
                 return life
 
     def _write(self, name: str, server: State, clients: State, life: dict[str, Any] | None = None) -> str:
@@ -241,7 +241,7 @@ class RunFolder:
         )
 
     def drop_checkpoints(self) -> None:
-        """Keep the figures of a finished run alone."""
+        """Keep only the figures of a finished run."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def log(self, record: RoundRecord) -> None:
@@ -256,7 +256,7 @@ class RunFolder:
                 server = restored(read_tensors(where / "server.safetensors"))
                 return server, read_tensors(where / "clients.safetensors")
             except OSError as error:
-                if self._index() == index:  # else its writer has gone on to the next one meanwhile
+                if self._index() == index:  # else its writer has moved on to the next one
                     again = f"remove {self.checkpoints} and tacit resume {self.path} to train it again"
                     way = "start a new run" if self.revision else again
                     raise UserError(f"{where} cannot be read: {error}; restore it from a copy, or {way}") from error

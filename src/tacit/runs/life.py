@@ -55,7 +55,7 @@ class Life:
         gone[[place[user] for user in self.forgotten if user in place]] = True
         changed = {place[user]: np.array(items, dtype=np.int64) for user, items in self.sequences.items()}
         train = _rebuilt(split.train, total, gone, changed)
-        grown = replace(data, user_ids=np.concatenate([data.user_ids, np.array(fresh, dtype=data.user_ids.dtype)]))
+        grown = replace(data, user_ids=np.concatenate([data.user_ids, np.array(fresh, dtype=np.str_)]))
         padding = np.full((len(fresh), 99), -1, dtype=np.int64)
         return replace(
             split,
@@ -113,7 +113,7 @@ def update(
     separator: str | None = None,
     columns: Sequence[str] = (),
 ) -> Update:
-    """Add the interactions of a file, read as `import_file` does, behind what each user has; unknown users are new."""
+    """Add the interactions of a file, read as `import_file` does, after what each user has; unknown users are new."""
     wish = Wish(user, item, time, time_format=time_format, skip_bad=skip_bad)
     found = read_clean(path, path.name, wish, separator, columns)
     new = found.interactions

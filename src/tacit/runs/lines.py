@@ -1,4 +1,4 @@
-"""A line a round, for a pipe, a log or a notebook."""
+"""One line per round, for a pipe, a log or a notebook."""
 
 import sys
 

@@ -312,7 +312,7 @@ def recommend(
     items: Iterable[str | int] | None = None,
     held_out: bool = False,
 ) -> Recommendations:
-    """The k best items for a user, or from items for somebody new; of many questions, ask one `tacit.load(folder)`."""
+    """The k best items for a user, or from items for somebody new; for many questions, use one `tacit.load(folder)`."""
     _checked(k)
     model = folder if isinstance(folder, Model) else load(folder)
     return model.recommend(user, k, items=items, held_out=held_out)

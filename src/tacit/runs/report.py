@@ -35,7 +35,7 @@ def columns(protocol: str) -> list[tuple[str, bool]]:
 
 
 def comparison(rows: Sequence[Row]) -> Table:
-    """Metrics ± deviation, bytes of a client and seconds, a row a method."""
+    """Metrics ± deviation, bytes per client and seconds, one row per method."""
     first = rows[0].runs[0]
     shown = columns(first.protocol)
     seeds = len(rows[0].runs)
@@ -123,7 +123,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
 
 
 def experiment(asked: Experiment, data: str, found: dict[tuple[str, str, str], Cell]) -> Table:
-    """Published and measured figures of one data set, a line a metric."""
+    """Published and measured figures of one data set, one line per metric."""
     table = _table(data, narrow=True)
     first, *others = headings(asked)
     table.add_column(first)
@@ -242,7 +242,7 @@ def cluster_remarks(found: Sequence[Line]) -> list[str]:
 
 
 def audits(found: Sequence[Audit]) -> Table:
-    """What the attacks found, a row a run and protection."""
+    """What the attacks found, one row per run and protection."""
     k = found[0].k
     table = _table("what a curious server infers about who interacted with what", narrow=True)
     for heading in ("method", "protection"):
@@ -283,7 +283,7 @@ def audit_remarks(found: Sequence[Audit]) -> list[str]:
 
 
 def poisonings(found: Sequence[Poisoning]) -> Table:
-    """ER@10 and the honest users' NDCG@10, a row an attack and a column a defence."""
+    """ER@10 and the honest users' NDCG@10, one row per attack, one column per defence."""
     table = _table("a rare item pushed into everybody's first ten: ER@10 and honest users' NDCG@10", narrow=True)
     defences = list(dict.fromkeys(p.defence for p in found))
     for heading in ("method", "attackers", "attack"):

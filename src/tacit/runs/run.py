@@ -171,7 +171,7 @@ class Run:
         return self.method.downlink(server, ids).nbytes() / len(ids)
 
     def bytes_kept(self) -> float:
-        """What a client keeps for its next training, on average: all but what it has for ranking alone."""
+        """What a client keeps for its next training, on average: all but what it needs only for ranking."""
         beside = {"trained", *(f"own_{name}" for name in self.method.own_leaves())}
         kept = sum(leaf.nbytes for name, leaf in self.fleet.store.leaves.items() if name not in beside)
         return kept / self.fleet.federation.n_clients
@@ -209,7 +209,7 @@ def start(
     keep: bool = True,
     **more: Any,
 ) -> Run:
-    """Make the folder of a new run and everything in it, ready to go on; with `keep` its `own` data, too."""
+    """Make the folder of a new run and everything in it, ready to train; with `keep` its `own` data, too."""
     if configuration.protocol == "everything":
         raise UserError("protocol 'everything' withholds nothing to evaluate on; tacit train trains on everything")
     method = method_of(configuration)

@@ -11,8 +11,8 @@ from tacit.core.payload import State
 from tacit.core.rounds import Progress
 from tacit.runs.folder import RunFolder
 
-CPU, WALL = 20, 5  # a run takes so many times as much as its saves: of the processor, and of time with a slow disk
-PAUSE = 60.0  # seconds after which a round that is no better is saved too
+CPU, WALL = 20, 5  # a run takes this many times as much as its saves: of the processor, and of time with a slow disk
+PAUSE = 60.0  # seconds after which a round that is no better is saved, too
 
 
 class Saver:

@@ -41,7 +41,7 @@ class Group:
 def study(
     out: Path, data: str, users: int, rounds: int, begin: Callable[[str], Watch] | None = None, **options: Any
 ) -> list[Group]:
-    """Train all groups and write `skew.jsonl`, a line a round, and `trajectories.csv`, a line a user and round."""
+    """Train all groups and write `skew.jsonl`, one line per round, and `trajectories.csv`, one per user and round."""
     groups = []
     for name, (method, settings) in GROUPS.items():
         asked = config(method=method, data=data, rounds=rounds, settings=settings, checkpoint_every=rounds, **options)

@@ -52,7 +52,7 @@ def prepare(
     progress: DownloadProgress | None = None,
     frames: str = "polars",
 ) -> Run:
-    """A run on everything, ready to go on, with what was left to validation chosen."""
+    """A run on everything, ready to train, with what was left to validation chosen."""
     if asked.protocol != "strict":
         raise UserError(f"protocol '{asked.protocol}' is for evaluation; train withholds nothing, so leave it out")
     if own is not None:
@@ -103,7 +103,9 @@ def _chosen(
     value = f"{asked.select} {best.valid[asked.select]:.4f} on validation"
     if isinstance(tried.method, Choosing):
         method = tried.method.chosen(best.best_round)
-        words.append(f"solution {best.best_round} of {best.rounds} was best, {value}")
+        words.append(
+            f"solution {best.best_round} of {best.rounds} was best ({tried.method.choice(best.best_round)}), {value}"
+        )
         return method, None, "; ".join(words)
     words.append(f"{best.best_round} of {best.rounds} rounds were best, {value}")
     return method, best.best_round, "; ".join(words)

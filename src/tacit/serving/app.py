@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query
-from fastapi.responses import FileResponse, PlainTextResponse
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -105,12 +105,12 @@ def application(source: Source, hosts: tuple[str, ...]) -> Guard:
         exclude: Annotated[list[Name], Query()] = [],  # noqa: B006 - FastAPI copies it
         only: Annotated[list[Name], Query()] = [],  # noqa: B006
         why: bool = False,
-    ) -> Any:
-        return await ranked(lambda: source.answer(Ask(user, (), k, exclude, only, why)))
+    ) -> JSONResponse:
+        return JSONResponse(await ranked(lambda: source.answer(Ask(user, (), k, exclude, only, why))))
 
     @app.post("/recommend", summary="A list for a user, or from items for somebody new", **plainly)
-    async def by_items(question: Question) -> Any:
-        return await ranked(lambda: source.answer(_ask(question)))
+    async def by_items(question: Question) -> JSONResponse:
+        return JSONResponse(await ranked(lambda: source.answer(_ask(question))))
 
     @app.post("/batch", summary="Several lists; one that cannot be made has an error in its place", responses=wrong)
     async def batch(questions: Questions) -> list[dict[str, Any]]:

@@ -70,7 +70,7 @@ class Shelf:
         if not path.resolve().is_relative_to(root):
             raise UserError(f"'{folder}' is outside {root}; name a folder inside")
         if path.exists():
-            raise UserError(f"{path} is there already; name another folder")
+            raise UserError(f"{path} already exists; name another folder")
         self._spawn(["run", *words, "--out", str(path), "--no-sanity"], path)
         return self._name(path)
 

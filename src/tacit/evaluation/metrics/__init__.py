@@ -60,7 +60,7 @@ def measured(metrics: Iterable[Metric], found: Rankings) -> Metrics:
 
 
 def combined(parts: Sequence[tuple[int, Mapping[str, float]]]) -> Metrics:
-    """What nodes found for so many users each, over all users: the metrics that everybody knows, this side included."""
+    """What nodes found for this many users each, over all users: the metrics that all sides know, this one included."""
     users = sum(count for count, _ in parts)
     common = set.intersection(*(set(found) for _, found in parts))
     means = {name: sum(count * found[name] for count, found in parts) / users for name in common}
