@@ -61,7 +61,7 @@ def assert_one_sentence(result, *parts):
         (["run", "fedmff"], ["unknown method 'fedmff'", "did you mean 'fedmf'?", "known: "]),
         (["run", "fedmf", "--set", "dmi=8"], ["unknown setting of fedmf 'dmi'", "did you mean 'dim'?", "known: batch"]),
         (["run", "--set", "dim"], ["'dim' is not a setting", "key=value"]),
-        (["run", "fedmf", "--set", "dim=wide"], ["dim=wide", "fedmf", "valid integer"]),
+        (["run", "fedmf", "--set", "dim=wide"], ["dim=wide", "fedmf", "it must be a whole number"]),
         (["run", "fedmf", "--set", "dim=0"], ["dim=0", "at least 1"]),
         (["run", "--data", "demoo"], ["unknown data set 'demoo'", "did you mean 'demo'?", "ml-100k"]),
         (["run", "--protocol", "strikt"], ["'strikt'", "'strict', 'paper', 'symmetric'"]),
@@ -93,7 +93,7 @@ def test_a_wrong_run_is_one_sentence_and_leaves_nothing_behind(tacit, place, wor
 def test_a_folder_that_is_no_run(tacit, place, command):
     (place / "photos").mkdir()
     assert_one_sentence(tacit(*command, "photos"), "photos is not a run folder", "tacit run --out")
-    assert_one_sentence(tacit(*command, "nowhere"), "nowhere is not a run folder")
+    assert_one_sentence(tacit(*command, "nowhere"), "nowhere is not a run folder: there is nothing of that name")
     (place / "photos" / "run.json").write_text("{}")
     assert_one_sentence(tacit(*command, "photos"), "photos is not a run folder")
     (place / "photos" / "run.json").write_text("not JSON")
@@ -375,3 +375,9 @@ def test_an_error_of_the_real_command(place):
     assert done.stdout == ""
     assert_one_sentence((done.returncode, "", done.stderr), "did you mean 'fedmf'?")
     assert list(place.iterdir()) == []
+
+
+def test_a_mistyped_command_or_metric_is_suggested_once(tacit):
+    assert tacit("rnu")[2].count("Did you mean") == 1
+    assert tacit("data", "lsit")[2].count("Did you mean") == 1
+    assert_one_sentence(tacit("run", "fedmf", "--metrics", "ndgc@10"), "did you mean 'NDCG@10'?")

@@ -20,7 +20,7 @@ def test_the_defaults_are_the_honest_protocol():
     [
         ({"protocol": "strikt"}, r"protocol='strikt' is invalid: .*'strict', 'paper', 'symmetric'"),
         ({"rounds": 0}, r"rounds=0 is invalid: it must be at least 1"),
-        ({"seed": "x"}, r"seed='x' is invalid: .*integer"),
+        ({"seed": "x"}, r"seed='x' is invalid: .*whole number"),
         ({"clients": -1}, r"clients=-1 is invalid"),
         ({"chunk": 0}, r"chunk=0 is invalid"),
         ({"select": "NDCG@11"}, r"unknown metric 'NDCG@11'; did you mean 'NDCG@10'\? known: F1@10"),
@@ -64,10 +64,10 @@ def test_none_and_truth_values():
     ("settings", "sentence"),
     [
         ({"dmi": "8"}, r"unknown setting of fedncf 'dmi'; did you mean 'dim'\? known: batch, dim"),
-        ({"dim": "abc"}, r"dim=abc is invalid for fedncf: .*integer"),
-        ({"dim": "1.5"}, r"dim=1.5 is invalid for fedncf: .*integer"),
+        ({"dim": "abc"}, r"dim=abc is invalid for fedncf: .*whole number"),
+        ({"dim": "1.5"}, r"dim=1.5 is invalid for fedncf: .*whole number"),
         ({"optimizer": "adamw"}, r"optimizer=adamw is invalid for fedncf: .*'sgd' or 'adam'"),
-        ({"layers": "8,x"}, r"layers=8,x is invalid for fedncf: .*integer"),
+        ({"layers": "8,x"}, r"layers=8,x is invalid for fedncf: .*whole number"),
         ({"name": "x"}, r"unknown setting of fedncf 'name'"),
         ({"dim": 0}, r"dim=0 is invalid for fedncf: it must be at least 1"),
         ({"batch": "-1"}, r"batch=-1 is invalid for fedncf: it must be at least 0"),

@@ -11,6 +11,7 @@ class UserError(ValueError):
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """An unknown name, with the nearest known one."""
     names = sorted(known)
-    near = get_close_matches(name, names, n=1)
+    letters = {each.lower(): each for each in names}  # NDCG@10 is meant by ndgc@10
+    near = get_close_matches(name, names, n=1) or [letters[x] for x in get_close_matches(name.lower(), letters, n=1)]
     hint = f"; did you mean '{near[0]}'?" if near else ";"
     return UserError(f"unknown {kind} '{name}'{hint} known: {', '.join(names)}")

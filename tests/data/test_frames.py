@@ -178,3 +178,9 @@ def test_pandas_is_not_needed(monkeypatch):
     assert isinstance(model.recommend_all(1), pl.DataFrame)
     with pytest.raises(UserError, match="pandas is not installed"):
         model.recommend("c1").frame("pandas")
+
+
+def test_data_and_models_show_themselves_in_a_line():
+    data = Data.of({"user": ["a", "a", "b", "b"], "item": ["x", "y", "x", "z"]}, name="shop")
+    assert repr(data) == "Data('shop': 2 users, 3 items, 4 interactions)"
+    assert repr(tacit.train("popularity", data)) == "Model('popularity' on 'shop': 2 users, 3 items)"

@@ -89,6 +89,7 @@ FILES = {
     ),
     "a format that is none": ("r.csv", GOOD, "--time-format %Q%E%!", "the time '3' does not match --time-format"),
     "too few fields": ("r.csv", b"user,item,time\n1,2,3\n1,3\n", "", "line 3: 2 fields, but the header has 3; --skip"),
+    "one field": ("r.csv", b"user,item,time\n1,2,3\n1\n", "", "line 3: 1 field, but the header has 3"),
     "too many fields": ("r.csv", b"user,item\n1,2\n1,3,4\n", "", "line 3: 3 fields, but the header has 2"),
     "too few fields without a header": ("r.dat", b"1::2::3::978300760\n1::2\n", "", "line 2: 2 fields, but the others"),
     "a quotation mark that is not closed": ("r.csv", b'user,item\n1,2\n1,"3\n', "", "line 3: unexpected end of data"),

@@ -52,6 +52,9 @@ def test_an_empty_folder_is_taken_and_a_full_one_refused(tmp_path):
     made = RunFolder.create(tmp_path / "empty", ASKED)
     with pytest.raises(UserError, match=rf"{made.path} is not an empty folder; tacit resume {made.path}"):
         RunFolder.create(made.path, ASKED)
+    (made.path / "summary.json").write_text("{}")
+    with pytest.raises(UserError, match="is not an empty folder; its run is finished; name another"):
+        RunFolder.create(made.path, ASKED)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
     with pytest.raises(UserError, match="is not an empty folder; name another"):

@@ -242,3 +242,18 @@ def test_an_unfinished_run_is_not_revised(folder):
     (folder / "summary.json").unlink()
     with pytest.raises(UserError, match=r"is not finished; tacit resume .* first"):
         life.forget(reopen(folder), str(load("demo").user_ids[0]))
+
+
+def test_an_export_updates_as_it_was_imported(folder, tmp_path):
+    items = reopen(folder).split.data.item_ids[:2]
+    path = tmp_path / "export.csv"
+    path.write_text(f"Kunde;Artikel;Datum\nneu;{items[0]};31.12.2024 14:05\n;{items[1]};31.12.2024 14:06\n")
+    with pytest.raises(UserError, match="--skip-bad"):
+        life.update(reopen(folder), path, "Kunde", "Artikel", "Datum")
+    command = [TACIT, "update", str(folder), str(path), "--user", "Kunde", "--item", "Artikel", "--time", "Datum"]
+    done = subprocess.run([*command, "--skip-bad"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "1 of 2 rows left out: the user is empty" in done.stdout
+    assert "1 interactions of 1 users taken in, 1 of them new" in done.stdout
+    path.write_text(f"neu;{items[1]};1\n")
+    assert life.update(reopen(folder), path, separator=";", columns=["user", "item", "time"]).interactions == 1

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Annotated
 
+import click
 import typer
 
 from tacit.cli import data, inspection, methods, nodes, pages, runs, studies
@@ -13,15 +14,20 @@ from tacit.cli.screen import err, out
 from tacit.errors import UserError
 
 typer.core.HAS_RICH = False  # or plain help shows the backslashes of rich's escapes
+SUGGEST = not hasattr(click.exceptions, "NoSuchCommand")  # a click that has it suggests commands itself
 
 app = typer.Typer(
     help="Federated recommendation: learn from people's tastes while the tastes stay on their devices.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    suggest_commands=SUGGEST,
 )
 data_app = typer.Typer(
-    help="Data sets: list, show, fetch, import, remove.", no_args_is_help=True, rich_markup_mode=None
+    help="Data sets: list, show, fetch, import, remove.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    suggest_commands=SUGGEST,
 )
 app.add_typer(data_app, name="data")
 

@@ -55,22 +55,15 @@ def fetch(name: str) -> None:
 def take_in(
     file: Path,
     name: Annotated[str, typer.Option("--name", help="what to call it")],
-    user: Annotated[str | None, typer.Option("--user", help="column of user ids; recognised by default")] = None,
-    item: Annotated[str | None, typer.Option("--item", help="column of item ids; recognised by default")] = None,
-    time: Annotated[str | None, typer.Option("--time", help="column of times; recognised by default")] = None,
+    user: o.OwnUser = None,
+    item: o.OwnItem = None,
+    time: o.OwnTime = None,
     title: Annotated[str | None, typer.Option("--title", help="column of item titles")] = None,
     group: Annotated[str | None, typer.Option("--group", help="column of the class of a user's device")] = None,
     rating: Annotated[str | None, typer.Option("--rating", help="column of ratings, for --min-rating")] = None,
-    separator: Annotated[
-        str | None,
-        typer.Option("--separator", help="between fields: ',', ';', '::', tab, space; recognised by default"),
-    ] = None,
-    columns: Annotated[
-        str, typer.Option("--columns", help="column names in order, e.g. user,item,rating,time; '-' skips one")
-    ] = "",
-    time_format: Annotated[
-        str | None, typer.Option("--time-format", help="e.g. '%d/%m/%Y %H:%M'; recognised by default")
-    ] = None,
+    separator: o.Separator = None,
+    columns: o.Columns = "",
+    time_format: o.TimeFormat = None,
     min_rating: Annotated[
         float | None, typer.Option("--min-rating", help="only rows with at least this rating")
     ] = None,
@@ -95,7 +88,7 @@ def take_in(
         group,
         rating=rating,
         separator=separator,
-        columns=[column.strip() for column in columns.split(",")] if columns else (),
+        columns=o.column_names(columns),
         time_format=time_format,
         min_rating=min_rating,
         core=core,

@@ -185,10 +185,16 @@ def forget(folder: o.RunFolder, user: Annotated[str, typer.Option("--user", help
 
 def update(
     folder: o.RunFolder,
-    file: Annotated[Path, typer.Argument(help="CSV or Parquet file with new interactions")],
-    user: o.UserColumn = "user",
-    item: o.ItemColumn = "item",
-    time: o.TimeColumn = None,
+    file: Annotated[Path, typer.Argument(help="new interactions, in any layout that tacit data import reads")],
+    user: o.OwnUser = None,
+    item: o.OwnItem = None,
+    time: o.OwnTime = None,
+    separator: o.Separator = None,
+    columns: o.Columns = "",
+    time_format: o.TimeFormat = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="skip rows without a user, an item or a readable time")
+    ] = False,
 ) -> None:
     """Add new interactions and new users to a run, as if they had been there from the start."""
     from tacit.runs import life
@@ -196,7 +202,19 @@ def update(
 
     run = reopen(folder)
     began = perf_counter()
-    done = life.update(run, file, user, item, time)
+    done = life.update(
+        run,
+        file,
+        user,
+        item,
+        time,
+        time_format=time_format,
+        skip_bad=skip_bad,
+        separator=separator,
+        columns=o.column_names(columns),
+    )
+    for line in done.notes:
+        out.print(f"- {line}", soft_wrap=True)
     out.print(
         f"{done.interactions:,} interactions of {done.users:,} users taken in, {done.new_users:,} of them new; "
         f"left out: {done.unknown_items:,} of unknown items, {done.repeated:,} repeated "

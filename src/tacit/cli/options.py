@@ -54,6 +54,21 @@ NodesOut = Annotated[Path, typer.Option("--out", help="the run's folder; an unfi
 UserColumn = Annotated[str, typer.Option("--user", help="column of user ids")]
 ItemColumn = Annotated[str, typer.Option("--item", help="column of item ids")]
 TimeColumn = Annotated[str | None, typer.Option("--time", help="column of times")]
+OwnUser = Annotated[str | None, typer.Option("--user", help="column of user ids; recognised by default")]
+OwnItem = Annotated[str | None, typer.Option("--item", help="column of item ids; recognised by default")]
+OwnTime = Annotated[str | None, typer.Option("--time", help="column of times; recognised by default")]
+Separator = Annotated[
+    str | None, typer.Option("--separator", help="between fields: ',', ';', '::', tab, space; recognised by default")
+]
+Columns = Annotated[
+    str, typer.Option("--columns", help="column names in order, e.g. user,item,rating,time; '-' skips one")
+]
+TimeFormat = Annotated[str | None, typer.Option("--time-format", help="e.g. '%d/%m/%Y %H:%M'; recognised by default")]
+
+
+def column_names(columns: str) -> list[str]:
+    """What `--columns` names."""
+    return [column.strip() for column in columns.split(",")] if columns else []
 
 
 def typed(context: typer.Context, name: str) -> bool:

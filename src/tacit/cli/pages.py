@@ -1,5 +1,6 @@
 """`report`, `studio` and `serve`: results and recommendations for people and programs to look at."""
 
+from collections.abc import Sized
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,11 @@ def report(
         shown = papers.beside(shown, files, title)
     assert shown is not None
     report.write(shown, page)
-    out.print(f"{len(shown['tables'])} tables and {len(shown['figures'])} figures → {page}")
+    out.print(f"{_counted(shown['tables'], 'table')} and {_counted(shown['figures'], 'figure')} → {page}")
+
+
+def _counted(things: Sized, word: str) -> str:
+    return f"{len(things)} {word}{'s' * (len(things) != 1)}"
 
 
 def studio(

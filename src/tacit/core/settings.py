@@ -4,6 +4,7 @@ import dataclasses
 import math
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
@@ -102,9 +103,9 @@ def settings_of(cls: Any) -> dict[str, Setting]:
     return out
 
 
-def reason(error: ValidationError) -> str:
-    """The first thing that is wrong with a value, in plain words."""
-    first = error.errors()[0]
+def reason(error: ValidationError | Mapping[str, Any]) -> str:
+    """The first thing that is wrong with a value, in plain words; of an error of its own, that one."""
+    first = error.errors()[0] if isinstance(error, ValidationError) else error
     given: dict[str, Any] = first.get("ctx", {})
     words = {
         "greater_than_equal": "it must be at least {ge:g}",
@@ -113,6 +114,9 @@ def reason(error: ValidationError) -> str:
         "less_than": "it must be below {lt:g}",
         "too_short": "it needs at least {min_length} value",
         "finite_number": "it must be a finite number",
+        **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "it must be a whole number"),
+        **dict.fromkeys(("float_parsing", "float_type"), "it must be a number"),
+        **dict.fromkeys(("bool_parsing", "bool_type"), "it must be true or false"),
     }
     if first["type"] in words:
         return words[first["type"]].format(**given)

@@ -26,6 +26,10 @@ class Data:
     notes: tuple[str, ...] = ()  # what was recognised and left out
     skipped: tuple[tuple[str, str], ...] = ()  # rows left out as bad: where, and why
 
+    def __repr__(self) -> str:
+        data = self.interactions
+        return f"Data({self.name!r}: {data.n_users:,} users, {data.n_items:,} items, {len(data):,} interactions)"
+
     @property
     def name(self) -> str:
         """What it is called in tables and folders."""

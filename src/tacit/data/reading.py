@@ -265,7 +265,8 @@ def _walked(
             rows.append([cell or None for cell in fields])
             lines.append(line)
             continue
-        problem = f"{len(fields)} fields, but the {'header has' if header else 'others have'} {len(names)}"
+        there = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
+        problem = f"{there}, but the {'header has' if header else 'others have'} {len(names)}"
         if not skip_bad:
             raise UserError(f"{name} line {line:,}: {problem}; {SKIP}")
         bad.append((f"line {line:,}", problem))

@@ -69,14 +69,19 @@ class RunFolder:
     def _refuse_full(self) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(p.name != LOCK for p in self.path.iterdir())):
             there = (self.path / "run.json").exists()
+            done = there and self.summary is not None
             hint = f"tacit resume {self.path} continues it" if there else "name another"
+            hint = "its run is finished; name another, or delete it" if done else hint
             raise UserError(f"{self.path} is not an empty folder; {hint}")
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
         """An existing run."""
         if not (path / "run.json").is_file():
-            raise UserError(f"{path} is not a run folder: it has no run.json; tacit run --out DIR makes one")
+            lack = "it has no run.json" if path.exists() else "there is nothing of that name"
+            raise UserError(
+                f"{path} is not a run folder: {lack}; tacit run --out DIR and tacit train --out DIR make one"
+            )
         return cls(path)
 
     def lock(self) -> None:

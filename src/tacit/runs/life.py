@@ -5,7 +5,7 @@ them at once, as the training sequences of the users that have new interactions;
 kept, so that the data set's copy of that user is left out whenever the run is opened again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from tacit.core.capabilities import Revisable
 from tacit.data import kept
-from tacit.data.imported import read_file
+from tacit.data.cleaning import Wish
+from tacit.data.imported import read_clean
 from tacit.data.interactions import Interactions
 from tacit.data.ragged import Ragged
 from tacit.data.splits import Split
@@ -97,11 +98,25 @@ class Update:
     interactions: int
     unknown_items: int  # rows whose item is not in the run's catalogue
     repeated: int  # rows of items the user already had
+    notes: tuple[str, ...] = field(default=(), compare=False)  # what was recognised in the file and left out of it
 
 
-def update(run: "Run", path: Path, user: str = "user", item: str = "item", time: str | None = None) -> Update:
-    """Add the interactions of a CSV or Parquet file, after what each user has; unknown users are new ones."""
-    new = read_file(path, user, item, time)
+def update(
+    run: "Run",
+    path: Path,
+    user: str | None = None,
+    item: str | None = None,
+    time: str | None = None,
+    *,
+    time_format: str | None = None,
+    skip_bad: bool = False,
+    separator: str | None = None,
+    columns: Sequence[str] = (),
+) -> Update:
+    """Add the interactions of a file, read as `import_file` does, after what each user has; unknown users are new."""
+    wish = Wish(user, item, time, time_format=time_format, skip_bad=skip_bad)
+    found = read_clean(path, path.name, wish, separator, columns)
+    new = found.interactions
     with _revising(run) as (method, life):
         catalogue = {name: index for index, name in enumerate(run.split.data.item_ids.tolist())}
         known_users = {name: index for index, name in enumerate(run.split.data.user_ids.tolist())}
@@ -124,7 +139,7 @@ def update(run: "Run", path: Path, user: str = "user", item: str = "item", time:
                 added += len(extra)
                 touched += 1
         run.folder.revise(server, run.fleet.store.leaves, asdict(life))
-    return Update(touched, fresh, added, unknown_items, repeated)
+    return Update(touched, fresh, added, unknown_items, repeated, tuple(found.notes))
 
 
 def _by_user(data: Interactions) -> list[tuple[str, list[str]]]:

@@ -74,6 +74,10 @@ class Model:
         self._users = {name: index for index, name in enumerate(self.data.user_ids.tolist())}
         self._items = {name: index for index, name in enumerate(self.data.item_ids.tolist())}
 
+    def __repr__(self) -> str:
+        size = f"{len(self._users):,} users, {len(self._items):,} items"
+        return f"Model({self.run.config.method!r} on {self.data.name!r}: {size})"
+
     @property
     def users(self) -> list[str]:
         """The ids of the users it was trained on."""

@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from tacit.core.settings import reason
 from tacit.errors import UserError
 
 Scope = MutableMapping[str, Any]
@@ -90,10 +91,13 @@ def answer_errors(app: FastAPI) -> None:
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
-        reason = first["msg"][:1].lower() + first["msg"][1:]
         if first["type"] == "json_invalid":
-            return JSONResponse({"error": f"the body is not JSON: {plain(reason)}"}, 400)
-        return JSONResponse({"error": plain(f"{where or 'the body'} is invalid: {reason}")}, 422)
+            wrong = str(first.get("ctx", {}).get("error", "it cannot be read"))
+            return JSONResponse({"error": plain(f"the body is not JSON: {wrong[:1].lower() + wrong[1:]}")}, 400)
+        if not where:
+            said = "the body is invalid: it must be JSON such as shown at /docs, sent as Content-Type: application/json"
+            return JSONResponse({"error": said}, 422)
+        return JSONResponse({"error": plain(f"{where} is invalid: {reason(first)}")}, 422)
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
