@@ -112,7 +112,7 @@ CSV_ERRORS = {
     "a column that is not there": ("user,what\n1,2\n", [], ["'item'", "known: user, what"]),
     "a named column that is not there": ("user,item\n1,2\n", ["--time", "when"], ["'when'", "known: item, user"]),
     "a time that cannot be read": ("user,item,time\n1,2,3\n1,3,soon\n", [], ["mine.csv line 3", "'soon'"]),
-    "a row that is cut short": ("user,item,time\n1,2,3\n1\n", [], ["mine.csv line 3", "1 fields", "header has 3"]),
+    "a row that is cut short": ("user,item,time\n1,2,3\n1\n", [], ["mine.csv line 3", "1 field,", "header has 3"]),
     "a missing id": ("user,item\n1,2\n,3\n", [], ["mine.csv line 3", "user is empty"]),
     "an empty file": ("", [], ["mine.csv is empty", "header"]),
     "a header alone": ("user,item\n", [], ["mine.csv holds no rows"]),
