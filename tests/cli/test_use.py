@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -110,6 +111,11 @@ def test_a_training_that_was_stopped_is_resumed_by_command(tacit):
     code, out, _ = tacit("resume", "model")
     assert code == 0
     assert "trained on all" in out
+    assert tacit("recommend", "model", "--user", "1")[2] == ""
+    Path("model/summary.json").unlink()  # as Ctrl-C leaves it
+    code, _, err = tacit("recommend", "model", "--user", "1")
+    assert code == 0
+    assert err == "model is not finished: these lists are of its best round so far; tacit resume model\n"
     code, _, err = tacit("run", "tally", "--data", "demo", "--protocol", "everything")
     assert code == 2
     assert "tacit train trains on everything" in err

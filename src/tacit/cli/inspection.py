@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacit.cli import options as o
-from tacit.cli.screen import out, show
+from tacit.cli.screen import err, out, show
 from tacit.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,13 +50,18 @@ def recommend(
         from tacit.runs.model import load
 
         model = load(folder)
+        if model.run.folder.summary is None:
+            err.print(
+                f"{folder} is not finished: these lists are of its best round so far; tacit resume {folder}",
+                soft_wrap=True,
+            )
         if everyone:
             _written(model.lists(k), file)
             return
         if user is not None:
             known, found = model.recent(user), model.recommend(user, k, held_out=held_out)
         else:
-            had = [item for text in items or [] for item in model.items_in(text)]
+            had = list(dict.fromkeys(item for text in items or [] for item in model.items_in(text)))
             known, found = [model.title(item) for item in had], model.recommend_items(had, k)
         if file is not None:
             _written(found.frame("polars"), file)
