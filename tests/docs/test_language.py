@@ -3,8 +3,7 @@
 import re
 
 import pytest
-
-from pages import DOCS, ROOT
+from documents import DOCS, ROOT
 
 PHRASES = [
     r"gone on with",

@@ -6,8 +6,8 @@ import sys
 import click
 import pytest
 import typer
+from documents import DOCS, ROOT, blocks
 
-from pages import DOCS, ROOT, blocks
 from tacit.cli import main
 from tacit.cli.app import app
 

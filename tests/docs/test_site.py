@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from documents import ROOT
 
-from pages import ROOT
 from tacit.methods import known
 
 pytest.importorskip("zensical", reason="pip install 'tacit[docs]'")

@@ -95,7 +95,7 @@ def test_a_run_says_what_each_group_gets_and_costs(tmp_path):
         ({"widths": "8,16"}, "a share for each"),
         ({"ratio": "0,0,0"}, "a share for each"),
         ({"dim": 8}, "widths says"),
-        ({"leak": -0.1}, "at most 1|below 1"),
+        ({"leak": -0.1}, "leak=-0.1 is invalid for hetefedrec: it must be at least 0"),
         ({"weighting": "size"}, "adds updates up"),
         ({"scored_with": "own"}, "adds updates up"),
     ],

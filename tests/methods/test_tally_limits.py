@@ -65,8 +65,9 @@ def test_a_history_is_no_longer_than_announced():
 
 
 def test_users_of_a_node_add_no_more_than_they_can():
-    up, sizes, n_items = uploads(Tally(), 10, 2)
+    method = Tally(windows=(1, 20), decays=(1.0, 0.9))  # 1 + .9 + … + .9¹⁹ is 8.8
+    up, sizes, n_items = uploads(method, 10, 2)
     for name, most in (("G", 6), ("C", 6), ("A", 6 * 9)):
         high = edited(up, name, lambda c, i, v, most=most: (c, i, v.clamp(min=most)))
-        assert f"'{name}' has a cell" in refusal(Tally(), high, sizes, n_items, users=5)
-    assert "adds up to more" in refusal(Tally(), up, sizes // 10, n_items, users=5)
+        assert f"'{name}' has a cell" in refusal(method, high, sizes, n_items, users=5)
+    assert "adds up to more" in refusal(method, up, sizes // 10, n_items, users=5)

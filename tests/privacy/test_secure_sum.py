@@ -377,13 +377,13 @@ def test_what_the_server_does_not_take():
         with pytest.raises(BadMessage, match="does not answer what it was asked"):
             server.revealed(wrong)
     server.revealed(answer)
-    with pytest.raises(BadMessage, match="no second word, at Unmask"):
+    with pytest.raises(BadMessage, match="may not send, or not again, at Unmask"):
         server.revealed(answer)
     fresh = Server(FOUR)
     for wrong in (Keys(1, b"", b""), Keys(1, bytes(32), bytes(32), bytes(5000))):
         with pytest.raises(BadMessage, match="are not keys"):
             fresh.keys(wrong)
-    with pytest.raises(BadMessage, match="client 9 has no word"):
+    with pytest.raises(BadMessage, match="client 9 may not send, or not again"):
         fresh.keys(Keys(9, bytes(32), bytes(32)))
     with pytest.raises(BadMessage, match="shared with others than its neighbours"):
         fresh.shares(Shares(1, {2: b""}))
