@@ -125,3 +125,17 @@ def test_how_often_a_run_was_validated_does_not_hide_it_from_the_leak(tmp_path):
         (path / "run.json").write_text(json.dumps(run))
     assert labels(tmp_path) == ["fedmf", "fedmf"]
     assert named(build.comparison(read(tmp_path)))["leak"]["series"][0]["name"] == "fedmf"
+
+
+def test_a_poisoned_run_shows_what_was_pushed(tmp_path):
+    path = folder(tmp_path)
+    (record,) = read(tmp_path)
+    assert inside.poisoning(record) is None
+    play = {"interactions": 6, "clients": 943, "rounds": 3, "attack": "boosted", "attackers": 9, "defence": "bound 1"}
+    honest = play | {"attack": "none", "attackers": 0, "exposure": 0.0}
+    (path / "poison.json").write_text(json.dumps({"plays": [honest, play | {"exposure": 0.25}]}))
+    spec = inside.poisoning(record)
+    assert spec["cells"] == [["bound 1", "nobody", 0.0], ["bound 1", "9 x boosted", 0.25]]
+    assert "poisoning" in {one["name"] for one in inside.of_run(record)}
+    (path / "poison.json").write_text("[")
+    assert inside.poisoning(record) is None

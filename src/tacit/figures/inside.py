@@ -10,7 +10,7 @@ from tacit.figures.build import Spec, curves, groups, main_metric
 from tacit.figures.records import Record
 from tacit.figures.rows import Row
 
-DIAGNOSTICS, AUDITS, PLANES = "diagnostics.jsonl", "audit.jsonl", "plane.json"
+DIAGNOSTICS, AUDITS, PLANES, POISON = "diagnostics.jsonl", "audit.jsonl", "plane.json", "poison.json"
 
 
 def of_run(record: Record) -> list[Spec]:
@@ -24,7 +24,7 @@ def of_run(record: Record) -> list[Spec]:
         groups([row], main_metric(str(record.config.get("protocol")))),
     ]
     lines = record.lines(DIAGNOSTICS)
-    inside = [*spectra(lines), clusters(lines), planes(record), trajectories(record.path.parent)]
+    inside = [*spectra(lines), clusters(lines), planes(record), poisoning(record), trajectories(record.path.parent)]
     return [spec for spec in [*course, *inside] if spec]
 
 
@@ -150,9 +150,8 @@ def trajectories(folder: Path) -> Spec | None:
 
 def planes(record: Record) -> Spec | None:
     """Tables of a few clients, their own items among the others; `tacit diagnose --plane` maps them."""
-    try:
-        found = json.loads((record.path / PLANES).read_bytes())
-    except (OSError, ValueError):
+    found = _read(record.path / PLANES)
+    if found is None:
         return None
     told = [s["auc"] for x in record.lines(AUDITS) if x.get("protection") == "none" for s in x["attacks"].values()]
     beside = f" The audit tells them from uploads with an AUC of {max(told):.3f}." if told else ""
@@ -170,6 +169,38 @@ def planes(record: Record) -> Spec | None:
         "paths": False,
         "panels": panels,
     }
+
+
+def poisoning(record: Record) -> Spec | None:
+    """In how many lists a pushed item ends up, by attack and defence; `tacit audit --poison` plays it."""
+    plays = (_read(record.path / POISON) or {}).get("plays", [])
+    if not plays:
+        return None
+    one = plays[0]
+    return {
+        "kind": "heat",
+        "name": "poisoning",
+        "title": "What a few clients can push",
+        "note": f"ER@10: share of honest users in whose first ten an item of {one['interactions']} interactions ends "
+        f"up. {one['clients']:,} clients take part, attackers for {one['rounds']} rounds.",
+        "x": {"label": "defence"},
+        "y": {"label": "attack"},
+        "value": "ER@10",
+        "domain": [0, 1],
+        "cells": [[play["defence"], _attack(play), play["exposure"]] for play in plays],
+    }
+
+
+def _attack(play: dict[str, Any]) -> str:
+    return f"{play['attackers']} x {play['attack']}" if play["attackers"] else "nobody"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """A JSON file that may not be there."""
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def _plane(found: dict[str, list[list[float]]]) -> list[Spec]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tacit.errors import UserError
 from tacit.figures.build import Spec, comparison, histogram
-from tacit.figures.inside import AUDITS, DIAGNOSTICS, audits, clusters, planes, spectra, trajectories
+from tacit.figures.inside import AUDITS, DIAGNOSTICS, audits, clusters, planes, poisoning, spectra, trajectories
 from tacit.figures.records import Record
 from tacit.figures.tables import repeats, tables
 
@@ -44,7 +44,7 @@ def figures(records: Sequence[Record]) -> list[Spec]:
     out = comparison(records)
     for record in records:
         lines = record.lines(DIAGNOSTICS)
-        for spec in (*spectra(lines), clusters(lines), planes(record)):
+        for spec in (*spectra(lines), clusters(lines), planes(record), poisoning(record)):
             if spec:
                 out.append(spec | {"name": f"{spec['name']}-{record.path.name}", "where": record.path.name})
     for folder in dict.fromkeys(record.path.parent for record in records):
