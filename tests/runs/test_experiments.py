@@ -78,7 +78,7 @@ def test_a_part_of_it_can_be_asked_for(file):
     assert {p.label for p in experiments.planned(made, only=["rates lr=0.5"])} == {"rates lr=0.5"}
     assert {p.asked.protocol for p in experiments.planned(made, protocols=["strict"])} == {"strict"}
     assert {p.asked.seed for p in experiments.planned(made, seeds=[7])} == {7}
-    with pytest.raises(UserError, match="unknown row 'fedmff'; known: FedMF, popular"):
+    with pytest.raises(UserError, match="unknown row 'fedmff'; did you mean 'FedMF'\\? known: FedMF, popular"):
         experiments.planned(made, only=["fedmff"])
 
 
