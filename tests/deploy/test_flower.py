@@ -89,7 +89,7 @@ def test_a_server_that_is_killed_goes_on_and_ends_the_same(place, monkeypatch):
     (place.hold / "2").unlink()
     place.server(HELD, "killed", 3, *rounds)
     place.finished()
-    assert "going on after round 1" in place.said("server")
+    assert "continuing after round 1" in place.said("server")
     assert RunFolder.open(place.path / "killed").run["config"]["bound"] == BOUND
     same(monkeypatch, place.path / "killed", HELD, SETTINGS, 3)
 
