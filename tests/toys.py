@@ -1,7 +1,10 @@
 """Small made-up data that several test files share."""
 
 import numpy as np
+import torch
 
+from tacit.core.fleet import SimulatedFleet, Traffic
+from tacit.core.method import Moment
 from tacit.data.cohort import Federation
 from tacit.data.interactions import Interactions, from_columns
 from tacit.data.splits import split
@@ -24,3 +27,13 @@ def few_clients(count: int, protocol="strict", seed=0, groups=0) -> Federation:
     """The first users of the demo as clients, or as `groups` clients of many users."""
     divided = split(few_users(count), protocol, seed)
     return Federation.of_groups(divided, groups) if groups else Federation.of_users(divided)
+
+
+def fitted(method, federation, rounds=1):
+    """(server state, fleet) after so many rounds of a closed form."""
+    fleet = SimulatedFleet(method, federation, chunk=16)
+    server = method.init_server(federation)
+    for round in range(1, rounds + 1):
+        ids = torch.arange(federation.n_clients if method.asks(round) else 0)
+        server = method.aggregate(server, fleet.train(server, ids, round, Traffic()), Moment(round, 0))
+    return server, fleet

@@ -2,34 +2,18 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 import tacit as library
-from tacit.cli import main, screen
+from tacit.cli import screen
 from tacit.cli.screen import duration
 from tacit.core.settings import settings_of
 from tacit.errors import UserError
 from tacit.methods import find
 
 QUICK = ("--data", "demo", "--rounds", "2", "--threads", "1", "--no-sanity")
-
-
-@pytest.fixture
-def tacit(tmp_path, capsys, monkeypatch):
-    """The command in this process: (exit code, standard output, standard error)."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["tacit", *map(str, words)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        shown = capsys.readouterr()
-        return caught.value.code or 0, shown.out, shown.err
-
-    return call
 
 
 @pytest.mark.parametrize(

@@ -1,25 +1,4 @@
-import sys
-
-import pytest
-
-from tacit.cli import main
-
 QUICK = ("--rounds", "1", "--threads", "1", "--no-sanity")
-
-
-@pytest.fixture
-def tacit(tmp_path, capsys, monkeypatch):
-    """The command in this process: (exit code, standard output, standard error)."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["tacit", *map(str, words)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        shown = capsys.readouterr()
-        return caught.value.code or 0, shown.out, shown.err
-
-    return call
 
 
 def test_text_from_data_is_printed_as_text(tacit, tmp_path):

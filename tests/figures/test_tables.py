@@ -44,4 +44,4 @@ def test_a_leaking_protocol_is_named(tmp_path):
 
 
 def test_budgets_for_people():
-    assert [tables.budget(e) for e in ([None], [1.25, 2], ["inf", 1.0])] == ["–", "2", "∞"]
+    assert [tables._spent(e) for e in ([None], [1.25, 2], ["inf", 1.0])] == ["–", "2", "∞"]

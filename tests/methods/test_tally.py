@@ -14,18 +14,9 @@ from tacit.methods.history_sums import steps
 from tacit.methods.references import EASE
 from tacit.methods.tally import Tally
 from tacit.runs.run import run
-from toys import few_users
+from toys import few_users, fitted
 
 SMALL = {"windows": (1, 5), "decays": (1.0, 0.8), "ridge": (1.0,), "blend": (0.3,)}
-
-
-def fitted(method, federation, rounds=1):
-    fleet = SimulatedFleet(method, federation, chunk=16)
-    server = method.init_server(federation)
-    for round in range(1, rounds + 1):
-        ids = torch.arange(federation.n_clients if method.asks(round) else 0)
-        server = method.aggregate(server, fleet.train(server, ids, round, Traffic()), Moment(round, 0))
-    return server, fleet
 
 
 def solution(sequences, method, n_items, ridge):

@@ -3,8 +3,6 @@ import pytest
 import torch
 
 from tacit.config import build
-from tacit.core.fleet import SimulatedFleet, Traffic
-from tacit.core.method import Moment
 from tacit.data.cohort import Federation
 from tacit.data.splits import split
 from tacit.errors import UserError
@@ -14,7 +12,7 @@ from tacit.methods.tally_small import decode
 from tacit.runs.life import forget
 from tacit.runs.model import Model
 from tacit.runs.run import reopen, run
-from toys import few_users
+from toys import few_users, fitted
 
 SMALL = {"windows": (1, 5), "decays": (1.0, 0.8), "ridge": (1.0,), "blend": (0.3,)}
 
@@ -22,15 +20,6 @@ SMALL = {"windows": (1, 5), "decays": (1.0, 0.8), "ridge": (1.0,), "blend": (0.3
 @pytest.fixture(scope="module")
 def divided():
     return split(few_users(60), "strict")
-
-
-def fitted(method, federation, rounds=1):
-    fleet = SimulatedFleet(method, federation, chunk=16)
-    server = method.init_server(federation)
-    for round in range(1, rounds + 1):
-        ids = torch.arange(federation.n_clients if method.asks(round) else 0)
-        server = method.aggregate(server, fleet.train(server, ids, round, Traffic()), Moment(round, 0))
-    return server, fleet
 
 
 @pytest.mark.parametrize("inputs", [0, 40])

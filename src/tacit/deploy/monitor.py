@@ -6,7 +6,6 @@ They hold names, counts and reasons; no key, no id of a user, no value of a mode
 
 import json
 import logging
-import math
 import threading
 import time
 import urllib.error
@@ -19,6 +18,7 @@ from typing import Any
 
 from tacit.deploy.board import Board
 from tacit.errors import UserError
+from tacit.runs.wording import size
 
 log = logging.getLogger("tacit.server")
 
@@ -172,15 +172,10 @@ def table(shown: Mapping[str, Any]) -> list[list[str]]:
             ("up" if one["up"] else "down") + ("" if one["member"] else ", not in the run"),
             f"{max(0.0, time.time() - one['last_seen']):.0f} s ago" if one["last_seen"] else "never",
             f"{one['users']:,}",
-            _bytes(one["bytes_up"]),
-            _bytes(one["bytes_down"]),
+            size(one["bytes_up"]),
+            size(one["bytes_down"]),
             f"{one['refused']} / {one['silent']} / {one['failed']}",
             one["reason"],
         ]
         for name, one in sorted(shown["nodes"].items())
     ]
-
-
-def _bytes(count: int) -> str:
-    power = min(3, int(math.log(count, 1000))) if count else 0
-    return f"{count / 1000**power:.{min(power, 1)}f} {['B', 'kB', 'MB', 'GB'][power]}"

@@ -9,6 +9,7 @@ from tacit.figures.build import main_metric
 from tacit.figures.command import repeating
 from tacit.figures.records import Record
 from tacit.figures.rows import REFERENCES, Ground, Row, Spread, grounds, spread
+from tacit.runs.wording import budget, size
 
 Table = dict[str, Any]
 Cell = dict[str, Any]
@@ -40,7 +41,7 @@ def comparison(ground: Ground, rows: Sequence[Row]) -> Table:
         cells: list[Cell] = [{"text": row.label, "style": row.style, "grey": row.style < 0}]
         cells += [_figure(figure, top) for figure, top in zip(figures, best, strict=True)]
         cells += [{"text": text} for text in _costs(row)]
-        cells += [{"text": budget([s.get("epsilon") for s in row.finished])}] if stated else []
+        cells += [{"text": _spent([s.get("epsilon") for s in row.finished])}] if stated else []
         done, there = len(row.finished), len(row.records)
         cells.append({"text": str(done) if done == there else f"{done} of {there}"})
         body.append(cells)
@@ -155,18 +156,6 @@ def tables(records: Iterable[Record]) -> list[Table]:
     return out
 
 
-def size(value: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} GB"
-
-
-def budget(spent: Sequence[Any]) -> str:
-    """The largest ε of some runs, for people; run folders write an infinite one as text."""
-    stated = [float(e) for e in spent if e is not None]
-    if not stated:
-        return "–"
-    return "∞" if math.isinf(max(stated)) else f"{max(stated):.3g}"
+def _spent(stated: Sequence[Any]) -> str:
+    """The largest ε of some runs; run folders write an infinite one as text."""
+    return budget(max((float(e) for e in stated if e is not None), default=None))

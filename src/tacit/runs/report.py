@@ -1,6 +1,5 @@
 """What a person reads: tables and sentences, from finished runs."""
 
-import math
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -17,6 +16,7 @@ from tacit.runs.experiments import Cell, Experiment, headings, table_rows
 from tacit.runs.poison import Poisoning
 from tacit.runs.run import Recommendation, Summary
 from tacit.runs.skew_study import Group, apart, every
+from tacit.runs.wording import budget, size
 
 _EQUAL = (
     ": which of them came first is not known, and strict takes them in a seeded random order per user, so that what is "
@@ -341,20 +341,6 @@ def data_figures(summary: DataSummary) -> list[str]:
         bar = "█" * round(40 * count / most) or ("▏" if count else "")
         lines.append(f"{f'{low:,}–{high:,}' if high > low else f'{low:,}':>13} │{bar} {count:,}")
     return lines
-
-
-def size(value: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} GB"
-
-
-def budget(epsilon: float | None) -> str:
-    """An ε for people."""
-    return "–" if epsilon is None else "∞" if math.isinf(epsilon) else f"{epsilon:.3g}"
 
 
 def one_line(metrics: Metrics, names: Sequence[str]) -> str:

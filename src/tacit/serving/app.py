@@ -102,11 +102,11 @@ def application(source: Source, hosts: tuple[str, ...]) -> Guard:
     async def by_user(
         user: str,
         k: Annotated[int, Query(ge=1, le=1000)] = 10,
-        exclude: Annotated[list[Name], Query()] = [],  # noqa: B006 - FastAPI copies it
-        only: Annotated[list[Name], Query()] = [],  # noqa: B006
+        exclude: Annotated[list[Name] | None, Query()] = None,
+        only: Annotated[list[Name] | None, Query()] = None,
         why: bool = False,
     ) -> JSONResponse:
-        return JSONResponse(await ranked(lambda: source.answer(Ask(user, (), k, exclude, only, why))))
+        return JSONResponse(await ranked(lambda: source.answer(Ask(user, (), k, exclude or (), only or (), why))))
 
     @app.post("/recommend", summary="A list for a user, or from items for somebody new", **plainly)
     async def by_items(question: Question) -> JSONResponse:
