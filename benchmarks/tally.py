@@ -59,11 +59,10 @@ def revise(data: str, users: int) -> dict[str, object]:
     training = [seconds]
     start = {name: server[name].clone() for name in ("B", "E")}
     chosen = rng.generator(0, "revise").permutation(divided.n_users)[:users].tolist()
-    nothing = np.zeros(0, dtype=np.int64)
     forget, back = [], []
     for place, user in enumerate(chosen):
         began = time.process_time()
-        server = method.revise(server, divided.train[user], nothing)
+        server = method.revise(server, divided.orders(user), ())
         forget.append(time.process_time() - began)
         if place == users // 2:
             training.append(fit(method, Federation.of_users(divided))[1])
@@ -74,7 +73,7 @@ def revise(data: str, users: int) -> dict[str, object]:
     del fresh
     for user in chosen:
         began = time.process_time()
-        server = method.revise(server, nothing, divided.train[user])
+        server = method.revise(server, (), divided.orders(user))
         back.append(time.process_time() - began)
     returned = {name: float((server[name] - start[name]).abs().max()) for name in ("B", "E")}
     training.append(fit(method, Federation.of_users(divided))[1])

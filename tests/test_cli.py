@@ -59,7 +59,10 @@ def assert_one_sentence(result, *parts):
     ("words", "parts"),
     [
         (["run", "fedmff"], ["unknown method 'fedmff'", "did you mean 'fedmf'?", "known: "]),
-        (["run", "fedmf", "--set", "dmi=8"], ["unknown setting of fedmf 'dmi'", "did you mean 'dim'?", "known: batch"]),
+        (
+            ["run", "fedmf", "--set", "dmi=8"],
+            ["unknown setting of fedmf 'dmi'", "did you mean 'dim'?", "known: agg"],
+        ),
         (["run", "--set", "dim"], ["'dim' is not a setting", "key=value"]),
         (["run", "fedmf", "--set", "dim=wide"], ["dim=wide", "fedmf", "it must be a whole number"]),
         (["run", "fedmf", "--set", "dim=0"], ["dim=0", "at least 1"]),

@@ -63,7 +63,7 @@ def test_none_and_truth_values():
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"dmi": "8"}, r"unknown setting of fedncf 'dmi'; did you mean 'dim'\? known: batch, dim"),
+        ({"dmi": "8"}, r"unknown setting of fedncf 'dmi'; did you mean 'dim'\? known: aggregated, batch, dim"),
         ({"dim": "abc"}, r"dim=abc is invalid for fedncf: .*whole number"),
         ({"dim": "1.5"}, r"dim=1.5 is invalid for fedncf: .*whole number"),
         ({"optimizer": "adamw"}, r"optimizer=adamw is invalid for fedncf: .*'sgd' or 'adam'"),

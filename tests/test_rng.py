@@ -113,3 +113,10 @@ def test_the_generator_depends_on_seed_purpose_and_round():
         float(rng.generator(*key).random()) for key in [(0, "a"), (1, "a"), (0, "b"), (0, "a", 1)] for _ in range(2)
     }
     assert len(draws) == 4
+
+
+def test_part_of_a_random_order_is_that_of_the_whole_sorted():
+    key = rng.bits(3, "x", 2, np.arange(50), 1)[:, 0]
+    order = np.argsort(key)
+    for part in (slice(0, 7), slice(7, 20), slice(43, 50), slice(0, 50), slice(45, 60), slice(0, 0)):
+        assert rng.drawn(3, "x", 2, 50, part).tolist() == sorted(order[part].tolist())

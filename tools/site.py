@@ -19,6 +19,7 @@ PAGES: dict[str, tuple[str, list[tuple[str, tuple[str, ...]]]]] = {
             ("tacit.runs.train", ("train",)),
             ("tacit.runs.model", ("Model", "Recommendations", "load", "recommend")),
             ("tacit.runs.compare", ("compare", "Rows", "Row")),
+            ("tacit.runs.search", ("search", "Search", "Trial", "Budget")),
             ("tacit.runs.summary", ("Summary",)),
             ("tacit.runs.lines", ("lines",)),
             ("tacit.config", ("RunConfig", "Ldp", "Dp")),

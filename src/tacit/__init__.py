@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from tacit.runs.lines import lines
     from tacit.runs.model import Model, load, recommend
     from tacit.runs.run import resume, run
+    from tacit.runs.search import search
     from tacit.runs.train import train
 
-__all__ = ["Data", "Model", "UserError", "compare", "lines", "load", "recommend", "resume", "run", "train"]
+__all__ = ["Data", "Model", "UserError", "compare", "lines", "load", "recommend", "resume", "run", "search", "train"]
 
 _ROOMS = {
     "Data": "tacit.data.frames",
     "compare": "tacit.runs.compare",
     "lines": "tacit.runs.lines",
+    "search": "tacit.runs.search",
     "train": "tacit.runs.train",
     **dict.fromkeys(("Model", "load", "recommend"), "tacit.runs.model"),
     **dict.fromkeys(("resume", "run"), "tacit.runs.run"),

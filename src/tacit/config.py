@@ -12,7 +12,7 @@ from tacit.core.capabilities import refined
 from tacit.core.method import Method
 from tacit.core.settings import reason, settings_of
 from tacit.core.trial import check_method, check_settings
-from tacit.data.splits import Protocol
+from tacit.data.protocols import Protocol
 from tacit.errors import UserError, unknown
 from tacit.evaluation import metrics
 from tacit.privacy.mechanisms import MECHANISMS
@@ -68,6 +68,7 @@ class RunConfig(BaseModel):
     select: str = "NDCG@10"  # validation metric that chooses the reported round
     metrics: tuple[str, ...] = ()  # to be shown; those outside tacit, `module:Class@10`, are computed as well
     evaluate_every: Annotated[int, Field(ge=1)] = 1
+    evaluate_users: Annotated[int, Field(ge=0)] | None = None  # in validation; 0: all, None: all of up to 50,000
     patience: Annotated[int, Field(ge=0)] = 0
     checkpoint_every: Annotated[int, Field(ge=1)] = 1
     ldp: Ldp | None = None  # noise on every upload
@@ -76,6 +77,7 @@ class RunConfig(BaseModel):
     dp: Dp | None = None  # noise on these sums
     bound: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # of a client's change, in usual ones; 0: none
     robust: Literal["", "median", "trimmed"] = ""  # in place of the mean of uploads
+    tested: bool = True  # False: a trial of a search, which has no test items at all
 
     # where it runs; the outcome does not depend on these
     threads: Annotated[int, Field(ge=0)] = 0  # 0: one per core

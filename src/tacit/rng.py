@@ -85,6 +85,13 @@ def generator(seed: int, purpose: str, round: int = 0) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), round])
 
 
+def drawn(seed: int, purpose: str, round: int, total: int, part: slice) -> NDArray[np.int64]:
+    """Part of a random order of 0..total-1, ascending; nothing is sorted but that part."""
+    key = bits(seed, purpose, round, np.arange(total), 1)[:, 0]
+    ends = [place for place in (part.start, part.stop - 1) if 0 <= place < total]
+    return np.sort((np.argpartition(key, ends) if ends else np.arange(total))[part])
+
+
 def bits_at(seed: int, purpose: str, round: int, ids: Tensor | NDArray[np.int64], counters: NDArray[np.int64]) -> Bits:
     """One word for each (id, counter), shapes broadcasting: the same words as `bits`, picked at will."""
     counter = (counters.astype(np.uint64) + np.uint64(1)) * _GOLDEN

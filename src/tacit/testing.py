@@ -23,7 +23,7 @@ from tacit.core.local import local_round
 from tacit.core.method import Method, Moment
 from tacit.core.payload import Cut, Few, Payload, Shared, Sparse, State, decode
 from tacit.core.store import ClientStore
-from tacit.core.trained import Trained
+from tacit.core.trained import Trained, singly, used
 from tacit.core.trial import check_method
 from tacit.data.cohort import Federation
 from tacit.data.demo import demo
@@ -89,7 +89,8 @@ def trained(
         torch.manual_seed(1000 * chunk + round)  # a draw from the global generator would show
         traffic = Traffic()
         ids = torch.arange(federation.n_clients if method.asks(round) else 0)
-        server = method.aggregate(server, fleet.train(server, ids, round, traffic), Moment(round, 0))
+        now = Moment(round, 0)
+        server = method.aggregate(server, used(method, fleet.train(server, ids, round, traffic), now), now)
         assert traffic.clients == len(ids), "an aggregation must wait for all uploads"
     return server, fleet.store.leaves
 
@@ -127,7 +128,7 @@ def check_start(method: Method) -> None:
 def check_secure(method: Method) -> None:
     """A server that sees only sums comes to the same state, or the method says what it needs single uploads for."""
     federation = clients(method, users=12)
-    if method.individual or method.pooled:
+    if singly(method) or method.pooled:
         said = ""
         try:
             trained(method, federation, kind=SecureFleet)

@@ -6,11 +6,13 @@ import torch
 
 from tacit.core import fleet as fleet_module
 from tacit.core.fleet import SimulatedFleet, Traffic
+from tacit.core.method import Moment
 from tacit.core.scorers import dot, pick
 from tacit.core.trained import Trained
 from tacit.core.workers import single_threaded_torch
 from tacit.data.cohort import Federation
 from tacit.data.splits import split
+from tacit.methods import find
 from toys import few_clients, random_data
 
 QUICK = Trained(dim=4, epochs=1, init=0.3)
@@ -171,3 +173,31 @@ def test_torchs_own_threads_are_given_back():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("groups", [0, 6, 1])
+@pytest.mark.parametrize("name", ["fedmf", "lightgcn", "tally"])
+def test_some_users_are_scored_as_among_all(name, groups):
+    federation = few_clients(20, groups=groups)
+    method = find(name)()
+    fleet = SimulatedFleet(method, federation, threads=1)
+    uploads = fleet.train(before := method.init_server(federation), everyone(federation), 1, Traffic())
+    server = method.aggregate(before, uploads, Moment(1, 0))
+    users, scores, _ = all_scores(fleet, server)
+    some = torch.tensor([1, 2, 3, 11, 19])
+    blocks = list(fleet.scores(server, "valid", some))
+    order = torch.cat([u for u, _ in blocks])
+    assert sorted(order.tolist()) == some.tolist()
+    place = {user: row for row, user in enumerate(users.tolist())}
+    expected = scores[[place[user] for user in order.tolist()]]
+    torch.testing.assert_close(torch.cat([s for _, s in blocks]), expected)
+
+
+def test_workers_start_without_a_look_at_every_client(monkeypatch):
+    fleet = SimulatedFleet(QUICK, few_clients(40), chunk=8, threads=2)
+    made = []
+    monkeypatch.setattr(fleet_module, "can_fork", lambda: True)
+    monkeypatch.setattr(fleet_module, "Crew", lambda work, workers: made.append(workers))
+    monkeypatch.setattr(fleet, "chunks", lambda ids: pytest.fail("all clients are cut into chunks to count them"))
+    fleet.muster()
+    assert made == [2]

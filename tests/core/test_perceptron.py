@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tacit.core import perceptron
 from tacit.core.perceptron import chosen_pairs, every_pair, through
 from tacit.data.cohort import Batch
 
@@ -65,3 +66,17 @@ def test_gradients_are_those_of_autograd_over_the_written_formula(widths, leak):
     torch.testing.assert_close(loss, expected.detach())
     for name, slope in slopes.items():
         torch.testing.assert_close((grads | {"user": of_user, "rows": of_rows})[name], slope)
+
+
+@pytest.mark.parametrize("pairs", [1, 9, 1000])
+def test_one_net_for_all_clients_and_any_blocks_give_the_same(monkeypatch, pairs):
+    monkeypatch.setattr(perceptron, "PAIRS", pairs)
+    own, users = net((7, 3, 1)), torch.randn(3, 2, 5, generator=DRAW).double()
+    items = torch.randn(4, 5, generator=DRAW).double().expand(3, -1, -1)
+    shared = {n: x[:1].expand(x.shape) for n, x in own.items()}
+    expected = every_pair({n: x.clone() for n, x in shared.items()}, users, items.clone())
+    torch.testing.assert_close(every_pair(shared, users, items), expected)
+    each = torch.cat(
+        [every_pair({n: x[c : c + 1] for n, x in own.items()}, users[c : c + 1], items[:1]) for c in range(3)]
+    )
+    torch.testing.assert_close(every_pair(own, users, items), each)

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from tacit.core.fleet import SimulatedFleet
-from tacit.core.payload import Payload
+from tacit.core.fleet import SimulatedFleet, Traffic
+from tacit.core.method import Moment
+from tacit.core.payload import Payload, stacked
 from tacit.core.rounds import Plan, Progress, federate, participation, queue, round_up, sample
-from tacit.core.trained import Trained
+from tacit.core.trained import Trained, used
 from toys import few_clients
 
 QUICK = Trained(dim=4, epochs=1, init=0.3)
@@ -182,3 +183,34 @@ def test_the_budget_is_that_of_the_client_that_took_part_most_often(method):
     assert [r.epsilon for r in spent(plan, halfway).history] == expected  # a resumed run has not forgotten
     if method is QUICK:
         assert int(participation(method, plan, 10, range(1, 9)).max()) * 10.0 == expected[-1]
+
+
+def test_of_those_who_train_only_some_are_averaged():
+    """Everybody trains and uploads; the server's mean is over those that were drawn, with their own weights."""
+    federation, seed = few_clients(10), 3
+    method = Trained(dim=4, epochs=1, init=0.3, aggregated=0.6)
+    fleet = SimulatedFleet(method, federation, threads=1, chunk=3, sums=True)
+    progress, _ = federated(Plan(rounds=1, seed=seed), [0.1], method, fleet=fleet)
+    assert progress.history[0].clients == 10
+    start = method.init_server(federation)
+    again = SimulatedFleet(method, federation, threads=1)
+    everybody = stacked(list(again.train(start, torch.arange(10), 1, Traffic())))
+    assert progress.history[0].bytes_up == everybody.nbytes()
+    drawn = torch.cat([up.ids for up in used(method, [everybody], Moment(1, seed))])
+    assert 0 < len(drawn) < 10
+    places = torch.tensor([everybody.ids.tolist().index(i) for i in drawn.tolist()])
+    weights = torch.from_numpy(federation.sizes)[drawn].double()
+    expected = torch.tensordot(weights / weights.sum(), everybody["items"][places].double(), dims=1)
+    torch.testing.assert_close(progress.server["items"].double(), expected, atol=1e-6, rtol=1e-6)
+    untrained = SimulatedFleet(method, federation, threads=1).store.leaves["user"]
+    assert (fleet.store.leaves["user"] != untrained).any(1).all()
+
+
+def test_the_share_that_is_averaged_is_about_what_was_asked_for_and_differs_by_round():
+    many = Payload(torch.arange(1000), {})
+    drawn = [next(used(Trained(aggregated=0.6), [many], Moment(round, 0))).ids for round in (1, 2)]
+    assert all(abs(len(ids) - 600) < 60 for ids in drawn)
+    assert drawn[0].tolist() != drawn[1].tolist()
+    assert next(used(Trained(), [many], Moment(1, 0))) is many
+    with pytest.raises(TypeError, match="stands for many"):
+        next(used(Trained(aggregated=0.6), [Payload(torch.tensor([-1]), {})], Moment(1, 0)))

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tacit.core import scorers
 from tacit.core.scorers import affine_step, dot, pair_bce, pair_bpr, pick, put, row_bce, take
 from tacit.data.cohort import Batch
 
@@ -163,3 +164,13 @@ def test_rows_taken_out_of_a_table_go_back_to_their_places():
             assert int(place.sum()) == 1
             assert float(few.count[c, 0][place]) == float((row == r).sum())
             assert float(few.positive[c, 0][place]) == float(label[row == r].sum())
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("often", [0, 1000])
+def test_rows_added_up_are_a_sparse_product(often, monkeypatch):
+    monkeypatch.setattr(scorers, "OFTEN", often)
+    few = (torch.rand(30, 40) * (torch.rand(30, 40) < 0.2)).index_fill_(0, torch.tensor([0, 7, 29]), 0.0)
+    table = torch.randn(40, 600)
+    torch.testing.assert_close(scorers.added_rows(few.to_sparse_csr(), table), few @ table)
+    assert scorers.added_rows(torch.zeros(2, 40).to_sparse_csr(), table).shape == (2, 600)

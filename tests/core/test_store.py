@@ -119,3 +119,34 @@ def test_a_node_holds_its_own_clients_alone():
         whole.write(data, kept)
     assert torch.equal(own.leaves["user"], whole.leaves["user"][4:10])
     assert torch.equal(own.leaves["own"], whole.leaves["own"][3:6])
+
+
+def test_clients_whom_nobody_touched_cost_nothing_and_begin_as_they_would_have(tmp_path):
+    """The starting values of others are not even made: a start, a round and a checkpoint cost what they touch."""
+    made, asked = federation(), []
+
+    @dataclass(frozen=True)
+    class Watched(Tables):
+        def init_clients(self, federation, ids):
+            asked.extend(ids.tolist())
+            return super().init_clients(federation, ids)
+
+    store = ClientStore(Watched(dim=3), made)
+    assert asked == [0]  # the shapes
+    data = made.cohort(torch.tensor([2, 7]), 1, 2)
+    store.write(data, {"bias": torch.tensor([0.5, 0.25], dtype=torch.float64)})
+    assert set(asked) == {0, 2, 7}
+    kept = store.kept()
+    assert kept["bias"].tolist() == [0.5, 0.25]
+    assert len(kept["own"]) == 2
+    assert len(kept["user"]) == int((data.users >= 0).sum())
+
+    other = ClientStore(Watched(dim=3), made)
+    later = made.cohort(torch.tensor([4]), 1, 2)
+    other.write(later, {"bias": torch.tensor([9.0], dtype=torch.float64)})
+    other.load(kept)
+    expected = ClientStore(Watched(dim=3), made).leaves
+    expected["bias"][[2, 7]] = kept["bias"]
+    for leaves in (other.leaves, store.leaves):
+        assert all(torch.equal(leaves[name], leaf) for name, leaf in expected.items())
+    assert set(store.kept()) == {"own", "bias", "user"}  # of everybody, now that all are there

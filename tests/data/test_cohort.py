@@ -6,6 +6,7 @@ import torch
 from scipy import stats
 
 from tacit.data.cohort import Federation
+from tacit.data.protocols import PROTOCOLS, SHARES
 from tacit.data.ragged import Ragged
 from tacit.data.splits import split
 from tacit.errors import UserError
@@ -153,6 +154,13 @@ def test_negatives_are_redrawn_every_round_and_for_every_seed():
     assert len(set(draws)) == 4
 
 
+def test_negatives_drawn_once_are_the_same_in_every_round():
+    federation = of_users()
+    first, second = (samples(federation.cohort(torch.arange(3), round, 4, redraw=False)) for round in (1, 2))
+    assert first == second
+    assert first != samples(federation.cohort(torch.arange(3), 1, 4))
+
+
 def rank_counts(federation, user, rounds, negatives=50):
     """How often each item was drawn as a negative for a user."""
     counts = np.zeros(federation.n_items, dtype=np.int64)
@@ -162,7 +170,7 @@ def rank_counts(federation, user, rounds, negatives=50):
     return counts
 
 
-@pytest.mark.parametrize("protocol", ["strict", "paper", "symmetric", "ratio"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_negatives_are_uniform_over_all_that_is_not_barred(protocol):
     federation = of_users(protocol)
     for user in (0, 5):
@@ -174,18 +182,18 @@ def test_negatives_are_uniform_over_all_that_is_not_barred(protocol):
 
 
 def test_only_a_leaky_protocol_spares_the_held_out_items():
-    for protocol in ("strict", "paper", "symmetric", "ratio"):
+    for protocol in PROTOCOLS:
         made = split(random_data(), protocol)
         federation = Federation.of_users(made)
         counts = rank_counts(federation, 3, rounds=40)
         held_out = np.concatenate([made.valid[3], made.test[3]])
-        if protocol in ("strict", "ratio"):
+        if protocol in ("strict", *SHARES):
             assert (counts[held_out] > 0).all()
         else:
             assert not counts[held_out].any()
-        if protocol == "ratio":
+        if protocol in SHARES:
             continue
-        candidates = np.concatenate([made.negatives["valid"][3], made.negatives["test"][3]])
+        candidates = np.concatenate([made.negatives[part][np.array([3])][0] for part in ("valid", "test")])
         if protocol == "symmetric":  # target and rivals alike were never drawn
             assert not counts[candidates].any()
         else:

@@ -57,3 +57,11 @@ def test_the_complement_lists_what_is_outside_in_order(rows):
         expected = [v for v in range(n) if v not in values]
         assert outside.count[r] == len(expected)
         assert outside.item(np.array(r), np.arange(len(expected))).tolist() == expected
+
+
+def test_some_rows_alone():
+    rows = Ragged.of(np.array([0, 0, 2, 3, 3, 3]), np.array([5, 4, 9, 1, 1, 0]), 4)
+    some = rows.only(np.array([3, 1, 0]))
+    assert [some[r].tolist() for r in range(3)] == [[1, 1, 0], [], [5, 4]]
+    assert rows.lengths_of(np.array([3, 1])).tolist() == [3, 0]
+    assert [rows.sorted()[r].tolist() for r in range(4)] == [[4, 5], [], [9], [0, 1]]

@@ -3,8 +3,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tacit.data import sources
 from tacit.data.interactions import from_columns
-from tacit.data.splits import PROTOCOLS, SAMPLED, split
+from tacit.data.protocols import PROTOCOLS, SHARES
+from tacit.data.ragged import union
+from tacit.data.splits import SAMPLED, split
 from tacit.errors import UserError
 from toys import few_users, random_data
 
@@ -52,15 +55,16 @@ def test_the_parts_are_disjoint_and_make_up_all_interactions(protocol, times):
         assert not train[user] & valid[user]
         assert not train[user] & test[user]
         assert not valid[user] & test[user]
-        assert train[user] | valid[user] | test[user] == set(data.item[data.user == user].tolist())
+        rows = data.item[data.user == user][int(protocol == "fileorder" and user == data.user[0]) :]
+        assert train[user] | valid[user] | test[user] == set(rows.tolist())
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_users_with_fewer_than_three_are_counted_and_trained_on_only(protocol):
     lengths = [1, 2, 3, 4, 2]
-    user = np.repeat(np.arange(7), [*lengths, 300, 300])
-    item = np.concatenate([*(np.arange(n) for n in lengths), np.arange(600)])
-    made = split(from_columns("x", user, item, np.arange(612.0)), protocol)
+    user = np.append(6, np.repeat(np.arange(7), [*lengths, 300, 300]))
+    item = np.concatenate([[600], *(np.arange(n) for n in lengths), np.arange(600)])
+    made = split(from_columns("x", user, item, np.arange(613.0)), protocol)
     assert made.too_short == 3
     for u in (0, 1, 4):
         assert (len(made.train[u]), len(made.valid[u]), len(made.test[u])) == (lengths[u], 0, 0)
@@ -77,7 +81,8 @@ def test_a_permuted_file_gives_the_same_split(protocol, times):
         assert (a.start == b.start).all()
         assert (a.values == b.values).all()
     for phase, candidates in made.negatives.items():
-        assert (candidates == again.negatives[phase]).all()
+        everyone = np.arange(data.n_users)
+        assert (candidates[everyone] == again.negatives[phase][everyone[::-1]][::-1]).all()
 
 
 def six_items_each(time=None, count=400):
@@ -136,6 +141,52 @@ def test_ratio_draws_at_random_and_not_by_time():
     assert (split(data, "ratio", seed=1).test.values != made.test.values).any()
 
 
+@settings(max_examples=30)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=8), st.integers(0, 5))
+def test_file_order_holds_out_the_last_fifth_of_the_file_and_a_tenth_of_the_rest(lengths, seed):
+    """Users' rows stand among one another, with times that go against the file; the first row is left out."""
+    chance = np.random.default_rng(seed)
+    user = np.concatenate([[0], chance.permutation(np.repeat(np.arange(len(lengths) + 1), [*lengths, 3]))])
+    item = chance.permutation(500)[: len(user)]
+    data = from_columns("x", user, np.append(item, 999)[: len(user)], -np.arange(float(len(user))))
+    made = split(data, "fileorder", seed)
+    for u in range(len(lengths) + 1):
+        rows = data.item[1:][data.user[1:] == u].tolist()
+        n = len(rows)
+        n_test = max(n // 5, 1) if n >= 3 else 0
+        n_valid = max(round(0.1 * (n - n_test)), 1) if n >= 3 else 0
+        assert made.test[u].tolist() == rows[n - n_test :]
+        assert len(made.valid[u]) == n_valid
+        assert set(made.train[u].tolist()) | set(made.valid[u].tolist()) == set(rows[: n - n_test])
+        assert made.train[u].tolist() == [i for i in rows if i in set(made.train[u].tolist())]
+
+
+def test_file_order_validates_on_a_random_tenth():
+    user = np.repeat(np.arange(300), 20)
+    data = from_columns("x", user, np.tile(np.arange(20), 300))
+    made = split(data, "fileorder")
+    assert np.bincount(made.valid.values, minlength=20)[:16].min() > 15  # 37.5 expected, deviation 6
+    assert (split(data, "fileorder", seed=1).valid.values != made.valid.values).any()
+    assert (split(data, "fileorder", seed=1).test.values == made.test.values).all()
+
+
+@pytest.mark.usefixtures("raw_data")
+def test_file_order_has_the_counts_that_hetefedrec_prints():
+    """Its Figure 1 and Table I: mean 132.8, deviation 154.2; half the users below 77, 80% below 203.
+
+    Counts say how much is withheld, not which rows. Those of this file's end are other films than those of its start.
+    """
+    made = split(sources.load("ml-1m"), "fileorder")
+    count = union(made.train, made.valid).lengths
+    assert (int(10 * count.mean()) / 10, round(float(count.std()), 1)) == (132.8, 154.2)
+    assert (np.median(count), np.quantile(count, 0.8)) == (77, 203)
+    rows = np.bincount(made.data.item, minlength=made.n_items)
+    withheld = np.bincount(made.test.values, minlength=made.n_items) / rows
+    often = withheld[rows >= 1000]
+    assert (often < 0.01).mean() > 0.4  # films of which nearly nothing is withheld
+    assert (often > 0.9).mean() > 0.05  # and those of which nearly everything is
+
+
 def test_what_may_be_drawn_as_a_negative():
     data = few_users(30)
     for protocol in PROTOCOLS:
@@ -143,13 +194,13 @@ def test_what_may_be_drawn_as_a_negative():
         train, valid, test = (sets(part) for part in parts(made))
         for user, barred in enumerate(sets(made.barred)):
             held_out = valid[user] | test[user]
-            if protocol in ("strict", "ratio"):
+            if protocol in ("strict", *SHARES):
                 assert barred == train[user]
                 assert not barred & held_out
             elif protocol == "paper":
                 assert barred == train[user] | held_out
             else:
-                candidates = set(made.negatives["valid"][user]) | set(made.negatives["test"][user])
+                candidates = {i for c in made.negatives.values() for i in c[np.array([user])][0].tolist()}
                 assert barred == train[user] | held_out | candidates
 
 
@@ -158,19 +209,20 @@ def test_sampled_candidates_are_99_different_untouched_items(protocol):
     data = few_users(40)
     made = split(data, protocol)
     touched = [set(data.item[data.user == user].tolist()) for user in range(40)]
+    everyone = np.arange(40)
     for candidates in made.negatives.values():
-        assert candidates.shape == (40, SAMPLED)
-        for user, row in enumerate(candidates.tolist()):
+        assert candidates[everyone].shape == (40, SAMPLED)
+        for user, row in enumerate(candidates[everyone].tolist()):
             assert len(set(row)) == SAMPLED
             assert not set(row) & touched[user]
             assert max(row) < data.n_items
             assert min(row) >= 0
-    assert (made.negatives["valid"] != made.negatives["test"]).any()
+    assert (made.negatives["valid"][everyone] != made.negatives["test"][everyone]).any()
 
 
 def test_a_small_catalogue_has_fewer_candidates():
     made = split(random_data(items=40), "strict")
-    for user, row in enumerate(made.negatives["test"].tolist()):
+    for user, row in enumerate(made.negatives["test"][np.arange(made.n_users)].tolist()):
         real = [item for item in row if item >= 0]
         touched = sum(len(part[user]) for part in parts(made))
         assert len(set(real)) == len(real) == 40 - touched
@@ -196,3 +248,24 @@ def test_a_protocol_that_leaves_a_user_no_negative_says_so():
     split(data, "strict")
     with pytest.raises(UserError, match=r"symmetric.*small.*strict"):
         split(data, "symmetric")
+
+
+def test_items_that_came_at_once_stand_in_both_orders():
+    time = np.array([1.0, 2.0, 2.0, 2.0, 3.0, 4.0, 4.0, 5.0, 6.0])
+    divided = split(from_columns("toy", np.zeros(9), np.arange(9), time), "strict")
+    one, two = divided.orders(0)
+    assert (one[0], one[4]) == (two[0], two[4]) == (0, 4)
+    assert set(one[1:4]) == {1, 2, 3}
+    assert one[1:4].tolist() == two[3:0:-1].tolist()
+    assert one[5:].tolist() == two[:4:-1].tolist()
+    again, _ = divided.orders(0, np.array([0, 3, 2, 1, 4, 6, 5]))
+    assert again.tolist() == one.tolist()  # whatever order they were given in
+    assert [x.tolist() for x in divided.orders(0, np.array([0, 1, 4]))] == [[0, 1, 4]]
+
+
+def test_items_without_a_time_came_after_all_before_them():
+    timed = split(from_columns("toy", np.zeros(4), np.arange(4), np.ones(4)), "strict")
+    assert [x.tolist() for x in timed.orders(7, np.array([2, 0, 1]))] == [[2, 0, 1]]  # of a user who is not in the data
+    untimed = split(from_columns("toy", np.zeros(4), np.arange(4)), "strict")
+    assert [x.tolist() for x in untimed.orders(0, np.array([2, 0, 1]))] == [[2, 0, 1]]
+    assert [x.tolist() for x in timed.orders(0, np.zeros(0, dtype=np.int64))] == [[]]

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 from tacit.data.interactions import from_columns
 from tacit.data.summary import summarise
@@ -21,6 +22,23 @@ def test_figures_of_a_small_data_set() -> None:
     assert summary.users_below_3 == 1
     assert summary.equal_times == 3 / 6
     assert summary.histogram == [(2, 3, 2), (4, 7, 1)]
+
+
+def test_concentration_and_degrees_of_a_small_data_set() -> None:
+    """Ten items: one has four users, the others one each, so that its tenth has 4 of 13 interactions."""
+    user = np.array([0, 1, 2, 3, 0, 0, 0, 0, 0, 0, 1, 1, 2])
+    item = np.array([0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+    summary = summarise(from_columns("x", user, item))
+    assert summary.top_tenth == pytest.approx(4 / 13)
+    counts = np.array([1] * 9 + [4])
+    apart = np.abs(counts[:, None] - counts).sum() / (2 * 10 * 10 * counts.mean())  # by definition
+    assert summary.gini == pytest.approx(apart)
+    assert summary.lorenz[0] == (0.0, 0.0)
+    assert summary.lorenz[-1] == (1.0, pytest.approx(1.0))
+    assert dict(summary.lorenz)[0.9] == pytest.approx(9 / 13)
+    ends = np.log([7, 3, 2, 1, 7, 7, 7, 7, 7, 7, 3, 3, 2]), np.log([4] * 4 + [1] * 9)
+    assert summary.degrees == pytest.approx(np.corrcoef(*ends)[0, 1])
+    assert summarise(from_columns("x", np.array([0, 1]), np.array([0, 1]))).degrees == 0
 
 
 def test_no_times_no_share_of_equal_times() -> None:

@@ -159,8 +159,10 @@ def test_clients_that_were_not_chosen_are_not_asked_and_keep_their_state(tmp_pat
     chosen = torch.tensor([0, 3, 9])
     server = fleet.method.init_server(fleet.federation)
     link.seen.clear()
-    ups = list(fleet.train(server, chosen, 1, Traffic()))
-    assert sorted(torch.cat([up.ids for up in ups]).tolist()) == [0, 3, 9]
+    traffic = Traffic()
+    list(fleet.train(server, chosen, 1, traffic))
+    assert traffic.clients == 3
+    assert sorted(i for _, down, _ in link.seen for i in decode(unpack(down).body).ids.tolist()) == [0, 3, 9]
     assert {name for name, _, _ in link.seen} == {"n0", "n1"}
     start = fleet.method.init_users(fleet.federation, torch.arange(24))["user"]
     moved = (link.named["n0"].work.fleet.store.leaves["user"] != start[:8]).any(1)
@@ -247,7 +249,9 @@ def test_a_round_that_chose_clients_of_a_removed_node_alone_has_no_uploads(tmp_p
     fleet.members[1] = replace(fleet.members[1], removed=True)
     server = fleet.method.init_server(fleet.federation)
     assert list(fleet.train(server, torch.arange(8, 16), 1, Traffic())) == []
-    assert sum(len(up.ids) for up in fleet.train(server, torch.arange(24), 1, Traffic())) == 16
+    traffic = Traffic()
+    list(fleet.train(server, torch.arange(24), 1, traffic))
+    assert traffic.clients == 16
 
 
 def test_two_nodes_of_one_name_are_one_too_many(tmp_path, caplog):
@@ -269,11 +273,11 @@ def test_noise_is_added_on_the_node_and_not_from_the_seed(tmp_path):
         link.seen.clear()
         distributed(fleet, rounds=1)
         ups = [decode(unpack(reply).body) for _, _, reply in link.seen]
-        assert all((up["weight"] == 1).all() for up in ups), "the weight would tell how much a user has"
+        assert [up["weight"].tolist() for up in ups] == [[8]] * 3, "the weight would tell how much a user has"
         sent.append(torch.cat([up["items"] for up in ups]))
     change = sent[0] - fleet.method.init_server(fleet.federation)["items"]
     assert (change != 0).all(), "noise on every row"
-    assert change.abs().mean() == pytest.approx(0.01, rel=0.3)
+    assert change.std() == pytest.approx(0.01 * (2 / 8) ** 0.5, rel=0.3), "on each of a node's eight clients"
     assert not torch.equal(*sent), "whoever knows the seed could take the noise off"
     assert fleet.count.refused == 0
 

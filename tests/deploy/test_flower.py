@@ -75,6 +75,9 @@ def test_three_processes_give_the_state_and_the_metrics_of_the_simulation(place,
         summary = run(asked, folder, job, engine)
     same(monkeypatch, place.path / name, method, values, 2)
     assert summary.clients == 24
+    if name == "fedmf":  # a node's sum and what it says of metrics, not eight tables
+        table = 4 * values["dim"] * few_users(24).n_items
+        assert all(3 * table < line["bytes_up"] < 3 * (table + 4000) < 24 * table for line in folder.rounds())
     user = str(few_users(24).user_ids[9])  # the server is gone
     assert len(commands.recommend(place.path / "n1.node", user, 3)[1]) == 3
 

@@ -89,6 +89,13 @@ def test_a_metric_that_nodes_do_not_have_cannot_select(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_the_order_of_a_file_is_no_protocol_for_nodes(tmp_path):
+    what = asked(tmp_path)
+    own = config(**what.config.model_dump() | {"protocol": "fileorder"})
+    with pytest.raises(UserError, match=r"'fileorder' repeats the order of one file.*--protocol strict"):
+        prepare(dataclasses.replace(what, config=own), tmp_path / "run")
+
+
 def test_a_server_that_is_killed_goes_on_and_ends_the_same(tmp_path):
     class Killed(BaseException):
         pass

@@ -127,7 +127,8 @@ def test_nothing_of_a_user_is_on_the_wire_and_the_bytes_are_those_of_the_record(
     for way in ("up", "down"):
         total = len(up if way == "up" else down)
         assert sent[way] + heads[way] + beside[way] == total
-        assert recorded[way] + greeting[way] == pytest.approx(sent[way], rel=0.05)
+        # a message's pieces have names and sizes of their own
+        assert 0 < sent[way] - recorded[way] - greeting[way] < 1500 * calls["push-messages"]
 
 
 def test_every_node_downloads_the_same_small_model(tmp_path):

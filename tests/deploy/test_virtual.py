@@ -11,6 +11,7 @@ from tacit.deploy.fleet import Terms
 from tacit.deploy.server import Asked
 from tacit.deploy.virtual import names, simulate
 from tacit.errors import UserError
+from tacit.evaluation.protocol import validated
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import run
 
@@ -67,3 +68,9 @@ def test_virtual_nodes_on_ray_give_the_state_of_the_simulation(tmp_path, monkeyp
     for options, why in (({"secure": True}, "tacit run --secure"), ({"nodes": 10**6}, "is too many")):
         with pytest.raises(UserError, match=why):
             simulate(asked(**options), tmp_path / "other")
+
+
+def test_virtual_nodes_validate_on_the_users_of_a_simulation():
+    parts = [virtual._some(100, 1, 30, number, 7) for number in range(7)]
+    assert torch.cat(parts).tolist() == validated(100, 1, 30).tolist()
+    assert virtual._some(100, 1, None, 0, 7) is None

@@ -12,7 +12,7 @@ from tacit.cli import main
 from tacit.cli.app import app
 
 QUICK = ["how-it-works.md", "adding-a-mechanism.md", "adding-a-data-set.md"]
-LONG = ["index.md", "privacy.md", "papers.md"]
+LONG = ["index.md", "privacy.md", "papers.md", "search.md"]
 ELSEWHERE = {  # page -> the test that runs it
     "adding-a-method.md": "tests/docs/test_adding_a_method.py",
     "adding-a-metric.md": "tests/evaluation/metrics/test_metrics.py",

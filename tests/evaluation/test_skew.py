@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tacit.evaluation.skew import balance, calibration, skew
+from tacit.evaluation.skew import Accumulated, balance, calibration, skew
 
 
 def gradient(user, table, label):
@@ -63,3 +63,43 @@ def test_the_balance_of_equal_and_opposite_terms(clients):
     assert found.cosine == pytest.approx(-1, abs=1e-6)
     assert found.left == pytest.approx(0, abs=1e-6)
     assert found.skew == pytest.approx(found.calibration)
+
+
+def gaps(user, local, *changes):
+    """Lemma 3.3 for one client whose vectors stay, and whose δ are these, one round after another."""
+    added = Accumulated(0.1)
+    label = torch.ones(1, len(local))
+    return [added.add(user[None], local[None], local + change, label) for change in changes]
+
+
+def test_the_lemma_holds_where_gaps_shrink_and_keep_their_direction():
+    draw = torch.Generator().manual_seed(1)
+    user, local, change = (torch.randn(*shape, generator=draw).double() for shape in ((4,), (7, 4), (7, 4)))
+    *_, last = gaps(user, local, *(0.5**t * change for t in range(6)))
+    assert (last.over, last.grown, last.fit) == (0, 0, 1)
+    assert 0 < last.added <= last.allowed
+
+
+def test_the_lemma_does_not_hold_as_stated():
+    """Its premise is kept, ‖δ‖ halves, and the skew is over ten times what Eq. 5 allows: δ turns towards the user.
+
+    p = (1, 0), q = (0, 100), δ = (0, 1) and then (1/2, 0): σ = 1/2, C_1 = 1/2, C_2 = 1/4, p·δ = 0 in the first round.
+    """
+    user, local = torch.tensor([1.0, 0.0]), torch.tensor([[0.0, 100.0]])
+    *_, last = gaps(user, local, torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.0]]))
+    assert (last.grown, last.fit) == (0, 1)
+    assert last.allowed == pytest.approx(0.1 * 2 * 0.5)
+    assert pytest.approx(last.allowed) == 0.1 * 0.5 / (1 - 0.5)  # Eq. 5 with γ = 1/2
+    expected = 0.1 * torch.tensor([-0.25, 12.5 - 0.5]).norm().item()
+    assert last.added == pytest.approx(expected)
+    assert last.over == 1
+
+
+def test_gaps_that_grow_are_counted():
+    user, local = torch.tensor([1.0, 0.0]), torch.zeros(2, 2)
+    first = torch.tensor([[0.1, 0.0], [0.0, 0.0]])
+    second = torch.tensor([[0.05, 0.0], [0.0, 0.3]])
+    *_, last = gaps(user, local, first, second)
+    assert (last.grown, last.fit) == (0.5, 0)
+    *_, last = gaps(user, local, first, second, 0.5 * second)
+    assert (last.grown, last.fit) == (0, 0)

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from run_folders import folder
-from tacit.figures import build, inside, records
+from tacit.figures import build, inside, records, report
 from tacit.figures.rows import grounds
 
 
@@ -139,3 +139,14 @@ def test_a_poisoned_run_shows_what_was_pushed(tmp_path):
     assert "poisoning" in {one["name"] for one in inside.of_run(record)}
     (path / "poison.json").write_text("[")
     assert inside.poisoning(record) is None
+
+
+def test_a_report_shows_how_unequally_items_are_liked():
+    found = named(report.histories(["demo"]))
+    assert set(found) == {"histories-demo", "lorenz"}
+    (line,) = found["lorenz"]["series"]
+    assert line["name"] == "demo"
+    assert line["points"][0] == [0, 0]
+    assert line["points"][-1] == pytest.approx([1, 1])
+    assert all(y < x for x, y in line["points"][1:-1]), "the least popular items have less than their share"
+    assert report.histories([]) == []

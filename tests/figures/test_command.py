@@ -11,7 +11,7 @@ def test_defaults_that_are_left_out_are_those_of_a_run():
     assert {name: default for name, (_, default) in FLAGS.items()} == {
         name: list(value) if isinstance(value := fields[name].get_default(), tuple) else value for name in FLAGS
     }
-    where = {"method", "settings", "checkpoint_every", "threads", "chunk"}
+    where = {"method", "settings", "checkpoint_every", "threads", "chunk", "tested"}  # a trial is repeated with a test
     assert set(fields) - set(FLAGS) == where, "a new option of a run belongs into the command that repeats it"
 
 

@@ -43,5 +43,12 @@ def test_a_leaking_protocol_is_named(tmp_path):
     assert "leaks the answer" in tables.tables(records.find([tmp_path]))[0]["remarks"][0]
 
 
+def test_the_order_of_a_file_is_said_to_be_no_measure(tmp_path):
+    folder(tmp_path, "oracle", "fileorder", score=1.0)
+    (table,) = tables.tables(records.find([tmp_path]))
+    assert "the protocol fileorder" in table["remarks"][0].lower()
+    assert [head["text"] for head in table["heads"]][1].startswith("Recall@20")
+
+
 def test_budgets_for_people():
     assert [tables._spent(e) for e in ([None], [1.25, 2], ["inf", 1.0])] == ["–", "2", "∞"]

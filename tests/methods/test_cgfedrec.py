@@ -182,8 +182,25 @@ def test_the_server_groups_the_mean_table():
     assert labels.dtype == torch.uint8
     assert len(labels[:half].unique()) == len(labels[half:].unique()) == 1
     assert labels[0] != labels[-1]
-    again = method.aggregate(after, iter([up]), Moment(2, 0))
-    assert torch.equal(again["labels"], labels), "warm centres keep the labels' meaning"
+
+
+def test_items_are_clustered_afresh_every_round():
+    """Algorithm 1, line 14: the clusters of a round depend on its mean table alone, not on those of rounds before."""
+    method, federation = CGFedRec(**SMALL | {"clusters": 8}), few_clients(6)
+    draw = torch.Generator().manual_seed(0)
+
+    def up():
+        return Payload(
+            torch.arange(1),
+            {"items": Each(torch.randn(1, federation.n_items, 4, generator=draw)), "weight": Each(torch.ones(1))},
+        )
+
+    first, second = up(), up()
+    fresh = method.init_server(federation)
+    after = method.aggregate(fresh, iter([first]), Moment(1, 0))
+    found = method.aggregate(after, iter([second]), Moment(2, 0))
+    assert torch.equal(found["labels"], method.aggregate(fresh, iter([second]), Moment(2, 0))["labels"])
+    assert not torch.equal(found["labels"], after["labels"])
 
 
 def test_the_first_round_has_no_alignment():

@@ -115,6 +115,12 @@ CASES = {
         rounds=15,
     ),
     "perfedrec": Case(quick={"dim": 8, "clusters": 3}, planted={"lr": 2.0, "table_lr": 2000.0}),
+    "lgmix+fedmf": Case(
+        quick={"dim": 8, "epochs": 2, "table_lr": 50.0, "init": 0.3},
+        planted={"init": 0.3, "table_lr": 100.0},
+        rounds=20,
+        clients=10,
+    ),
     # tastes are found without mixing: a table of its own keeps what a client learns from the others
     "plgc+fedmf": Case(
         quick={"dim": 8, "epochs": 2, "table_lr": 50.0, "init": 0.3, "plgc_every": 1},
@@ -167,7 +173,7 @@ CASES = {
         quick={"dim": 8, "window": 8, "dropout": 0.0}, planted={"dim": 32, "window": 20, "lr": 0.003}, rounds=8
     ),
     "tally": Case(quick={"ridge": (1.0, 2.0), "blend": (0.0, 0.3)}, planted={}),
-    "tally-private": Case(quick={"dp_seed": 0, "inputs": 40}, planted={"epsilon": 1000.0, "inputs": 1000}),
+    "tally-private": Case(quick={"dp_seed": 0, "inputs": 40, "rank": 2}, planted={"epsilon": 1000.0, "inputs": 1000}),
 }
 
 methods = pytest.mark.parametrize("name", CASES)

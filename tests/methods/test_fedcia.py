@@ -16,7 +16,7 @@ from tacit.data.cohort import Federation
 from tacit.data.splits import split
 from tacit.methods.fedcia import FedCIA
 from tacit.methods.gfcf import graph_filter, leading
-from tacit.methods.similarity import aligned, leading_factor, local_filter, truncated, truncated_product
+from tacit.methods.similarity import aligned, descended, leading_factor, local_filter, truncated, truncated_product
 from toys import few_clients, few_users
 
 SMALL = {"dim": 8, "epochs": 1, "batch": 64, "lr": 0.005, "init": 0.1}
@@ -96,12 +96,68 @@ def test_alignment_solves_equation_6_in_the_nearest_rotation():
     torch.testing.assert_close(half, 0.5 * table[0] + 0.5 * found, atol=1e-4, rtol=1e-4)
 
 
-def test_the_misfit_is_the_norm_written_out():
-    table, factor = draw(2, 9, 3), draw(9, 5)
-    method = made()
-    found = method.misfit({"items": table, "factor": factor.expand(2, -1, -1)}, None)
+@pytest.mark.parametrize("rank", [4, 9])
+def test_the_descent_is_that_of_autograd_on_the_norm(rank):
+    """The public code's: plain gradient steps on ‖Q Qᵀ − C‖_F, towards all of C or a part of it."""
+    target = draw(9, 9)
+    factor = leading_factor(target @ target.T, rank).double()
+    table = draw(2, 9, 3)
+    found = descended(table, factor, 5, 0.1)
     for c in range(2):
-        torch.testing.assert_close(found[c], torch.linalg.norm(table[c] @ table[c].T - factor @ factor.T))
+        own = table[c]
+        for _ in range(5):
+            own = own.detach().requires_grad_()
+            torch.linalg.norm(own @ own.T - factor @ factor.T).backward()
+            own = own - 0.1 * own.grad
+        torch.testing.assert_close(found[c], own.detach(), atol=1e-5, rtol=1e-5)
+
+
+def trained(method, federation, rounds=2):
+    """The fleet and the server's state after some rounds of everybody."""
+    fleet, server = SimulatedFleet(method, federation, threads=1), method.init_server(federation)
+    everyone = torch.arange(federation.n_clients)
+    for round in range(1, rounds + 1):
+        server = method.aggregate(server, fleet.train(server, everyone, round, Traffic()), Moment(round, 0))
+    return fleet, server
+
+
+def scores_of(fleet, server):
+    """Everybody's scores by user."""
+    blocks = list(fleet.scores(server, "test"))
+    return dict(zip(torch.cat([u for u, _ in blocks]).tolist(), torch.cat([s for _, s in blocks]), strict=True))
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "graph"])
+def test_who_averages_tables_ranks_with_the_one_it_downloads(aggregation):
+    """The paper evaluates after the download; `scored_with=own` ranks with what training left."""
+    federation = Federation.of_groups(split(few_users(12), "strict"), 3)
+    for scored_with in ("server", "own"):
+        fleet, server = trained(made(aggregation=aggregation, scored_with=scored_with), federation)
+        server = {"items": server["items"] + draw(*server["items"].shape).float()}  # the newest
+        tables = server["items"].expand(3, -1, -1) if scored_with == "server" else fleet.store.leaves["items"]
+        scores = scores_of(fleet, server)
+        for client in range(3):
+            for user in federation.members[client].tolist():
+                torch.testing.assert_close(scores[user], tables[client] @ fleet.store.leaves["user"][user])
+
+
+@pytest.mark.parametrize("steps", [0, 30])
+def test_clients_rank_after_their_alignment(steps):
+    """Solved or descended to: the scores are those of items fitted to the newest C_s (Algorithm 1, line 17)."""
+    federation = Federation.of_groups(split(few_users(12), "strict"), 3)
+    method = made(align_steps=steps, align_lr=0.01)
+    fleet, server = trained(method, federation)
+    scores = scores_of(fleet, server)
+    own, whole = fleet.store.leaves["items"], leading_factor(server["similarity"], federation.n_items)
+    fitted = descended(own, whole, steps, 0.01) if steps else aligned(own, whole, torch.ones(3, 8), 1.0)
+    assert all(
+        (x @ x.T - whole @ whole.T).norm() < (q @ q.T - whole @ whole.T).norm()
+        for x, q in zip(fitted, own, strict=True)
+    )
+    for client in range(3):
+        for user in federation.members[client].tolist():
+            expected = fitted[client] @ fleet.store.leaves["user"][user]
+            torch.testing.assert_close(scores[user], expected, atol=1e-4, rtol=1e-3)
 
 
 def test_truncated_factors_are_the_best_of_their_rank():

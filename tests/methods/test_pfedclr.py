@@ -125,3 +125,16 @@ def test_adaptation_trains_user_and_table_together_and_then_only_the_matrix():
     torch.testing.assert_close(kept["user"], plain_kept["user"])
     assert kept["W"].any()
     assert not method.own_leaves(), "it ranks with the server's table, adapted"
+
+
+def test_step_two_may_calibrate_on_what_the_server_sent():
+    """One step of the user vector against Q_g + A_u B_u, whatever Step 1 has made of Q_u."""
+    method, federation = PFedCLR(**SMALL | {"calibrated_on": "server", "table_lr": 3.0}), few_clients(12)
+    data, down, own, kept, _ = one_round(method, federation, torch.tensor([2]))
+    p, A, B = (own[n][0].double() for n in ("user", "A", "B"))
+    table = down["items"].double()[data.rows[0]] + A @ B  # (L, d)
+    rows = table[data.row[0]]
+    slope = torch.sigmoid(rows @ p[0]) - data.label[0].double()
+    torch.testing.assert_close(kept["user"][0, 0].double(), p[0] - 0.05 * (slope @ rows) / len(rows), atol=1e-6, rtol=0)
+    plain = one_round(PFedCLR(**SMALL | {"table_lr": 3.0}), federation, torch.tensor([2]))
+    assert not torch.allclose(plain[3]["user"], kept["user"], atol=1e-5)

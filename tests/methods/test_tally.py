@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ from tacit.methods.history_sums import steps
 from tacit.methods.references import EASE
 from tacit.methods.tally import Tally
 from tacit.runs.run import run
-from toys import few_users, fitted
+from toys import few_users, fitted, random_data
 
 SMALL = {"windows": (1, 5), "decays": (1.0, 0.8), "ridge": (1.0,), "blend": (0.3,)}
 
@@ -127,7 +129,7 @@ def revised(method, divided, changes):
     server, _ = fitted(method, Federation.of_users(divided))
     sequences = [divided.train[u] for u in range(divided.n_users)]
     for user, new in changes:
-        server = method.revise(server, sequences[user], new)
+        server = method.revise(server, *((x,) if len(x) else () for x in (sequences[user], new)))
         sequences[user] = new
     return server, sequences
 
@@ -150,6 +152,58 @@ def test_forgetting_and_updating_equal_retraining(divided, blend, large, monkeyp
         np.testing.assert_allclose(server["B"].numpy(), B, atol=1e-5)
     if blend > 0:
         np.testing.assert_allclose(server["E"].numpy(), E, atol=1e-5)
+
+
+@pytest.mark.parametrize("blend", [0.0, 0.3])
+def test_a_history_counts_in_both_orders_of_what_came_at_once(blend):
+    """Half of each, in the sums and the solution, when ranking, and when a user goes and comes."""
+    divided = split(random_data(20, items=40, ties=True), "strict")
+    method = Tally(**SMALL | {"blend": (blend,)})
+    server, fleet = fitted(method, Federation.of_users(divided))
+    orders = [divided.orders(u) for u in range(divided.n_users)]
+    assert {len(one) for one in orders} == {1, 2}
+    twice = [one[k % len(one)] for one in orders for k in (0, 1)]
+    A, _, _ = solution(twice, method, 40, 1.0)
+    np.testing.assert_allclose(server["A"].numpy(), np.tril(A) / 2, atol=1e-3)
+    user = next(u for u, one in enumerate(orders) if len(one) == 2)
+    h = np.zeros(80)
+    for items in orders[user]:
+        h[items[-1]] += 0.5
+        for age, item in enumerate(items[::-1][:5]):
+            h[40 + item] += 0.5 * 0.8**age
+    ridge = h @ server["B"].numpy()
+    ease = server["E"].numpy()[divided.train[user]].sum(0) if blend else np.arange(2.0)
+    expected = sum(w * (x - x.mean()) / x.std(ddof=1) for w, x in ((1 - blend, ridge), (blend, ease)) if w)
+    np.testing.assert_allclose(fleet.scores_of(server, user, "valid").numpy(), expected, atol=1e-4)
+
+    before = {name: server[name].clone() for name in ("A", "B")}
+    gone = method.revise(server, orders[user], ())
+    rest = np.delete(np.arange(divided.n_users), user)
+    fresh, _ = fitted(method, Federation(divided, Ragged(np.arange(len(rest) + 1), rest)))
+    torch.testing.assert_close(gone["A"], fresh["A"], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(gone["B"], fresh["B"], atol=1e-4, rtol=1e-3)
+    back = method.revise(method.revise(gone, (), orders[user][:1]), orders[user][:1], orders[user])
+    for name, value in before.items():
+        torch.testing.assert_close(back[name], value, atol=1e-4, rtol=1e-3)
+
+
+def test_sums_of_one_order_are_not_revised(divided):
+    server, _ = fitted(Tally(**SMALL), Federation.of_users(divided))
+    del server["orders"]  # as earlier versions saved them
+    with pytest.raises(UserError, match="train again"):
+        Tally(**SMALL).revise(server, divided.orders(5), ())
+
+
+def test_more_item_weights_alone_are_tried_only_where_they_may_win(tmp_path):
+    method = Tally(ridge=(1.0,), blend=(0.3, 1.0), ease_ridge=(200.0, 50.0), denoise=(0.0,))
+    assert not method.settled([0.1])
+    assert method.settled([0.1, 0.07])
+    assert not method.settled([0.1, 0.09])
+    assert not replace(method, blend=(1.0,)).settled([0.1, 0.01])
+    counted = replace(method, inputs=5)
+    assert not counted.settled([0.0, 0.1])
+    assert counted.settled([0.0, 0.1, 0.07])
+    assert run("tally", data="demo", settings={"ease_ridge": (200.0, 50.0)}, out=tmp_path / "run").rounds == 3 * 3 + 1
 
 
 def restricted(sequences, method, n_items, ridge, inputs):
@@ -218,7 +272,7 @@ def test_forgetting_and_updating_equal_retraining_on_the_same_inputs(divided, de
         (30, strangers),
         (5, divided.train[5][::-1].copy()),
     ]:
-        server = method.revise(server, sequences[user], new)
+        server = method.revise(server, *((x,) if len(x) else () for x in (sequences[user], new)))
         sequences[user] = new
     B, E = restricted(sequences, method, divided.n_items, 1.0, server["inputs"].numpy())
     np.testing.assert_allclose(server["B"].numpy(), B, atol=1e-5)
@@ -262,7 +316,7 @@ def test_settings_fit_the_data(divided, monkeypatch):
     assert Tally().fitted(M, ordered=True) == (Tally(denoise=(0.0,)), "")
     blind, said = Tally().fitted(M, ordered=False)
     assert (blind.blend, said) == ((1.0,), "these data have no order: item weights alone")
-    assert set(blind._sums.cells([np.arange(3)], np.zeros(1, dtype=np.int64), M, many=False)) == {"G"}
+    assert set(blind._sums.cells([(np.arange(3),)], np.zeros(1, dtype=np.int64), M, many=False)) == {"G"}
     monkeypatch.setattr(tally_choice, "CELLS", 2 * M * M)
     narrow, said = Tally().fitted(M, ordered=True)
     assert 0 < narrow.inputs < M
@@ -301,7 +355,7 @@ def test_revisions_that_outgrow_the_factor_are_folded_into_it(divided):
 
 def test_a_users_contribution_is_clipped_as_a_whole(divided):
     free, bound = Tally(**SMALL), Tally(**SMALL, clip=2.0)
-    sequences = [divided.train[u] for u in range(20)]
+    sequences = [(divided.train[u],) for u in range(20)]
     whole = free._sums.cells(sequences, np.arange(20), divided.n_items, many=False)
     cut = bound._sums.cells(sequences, np.arange(20), divided.n_items, many=False)
     size = sum(_squares(part) for part in cut.values()) ** 0.5
@@ -312,7 +366,7 @@ def test_a_users_contribution_is_clipped_as_a_whole(divided):
 
 
 def test_a_contribution_below_the_bound_is_not_touched(divided):
-    sequences = [divided.train[u] for u in range(20)]
+    sequences = [(divided.train[u],) for u in range(20)]
     whole, bound = (
         Tally(**SMALL, clip=clip)._sums.cells(sequences, np.arange(20), divided.n_items, many=False)
         for clip in (0.0, 1e6)

@@ -3,12 +3,14 @@ import torch
 
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.payload import Payload, Sparse
+from tacit.data.cohort import Federation
+from tacit.data.splits import split
 from tacit.methods.tally import Tally
-from toys import few_clients
+from toys import few_clients, random_data
 
 
-def uploads(method, count=10, groups=0):
-    federation = few_clients(count, groups=groups)
+def uploads(method, count=10, groups=0, federation=None):
+    federation = federation or few_clients(count, groups=groups)
     ids = torch.arange(federation.n_clients)
     server = method.init_server(federation)
     (up,) = SimulatedFleet(method, federation, threads=1, chunk=100).train(server, ids, 1, Traffic())
@@ -71,3 +73,14 @@ def test_users_of_a_node_add_no_more_than_they_can():
         high = edited(up, name, lambda c, i, v, most=most: (c, i, v.clamp(min=most)))
         assert f"'{name}' has a cell" in refusal(method, high, sizes, n_items, users=5)
     assert "adds up to more" in refusal(method, up, sizes // 10, n_items, users=5)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_came_at_once_is_read_off_the_cells(seed):
+    federation = Federation.of_users(split(random_data(20, items=30, ties=True, seed=seed), "strict"))
+    assert any(len(federation.split.orders(u)) == 2 for u in range(20))
+    up, sizes, n_items = uploads(Tally(), federation=federation)
+    assert refusal(Tally(), up, sizes, n_items) == ""
+    assert refusal(Tally(), edited(up, "A", lambda c, i, v: (c, i, v * 1.1)), sizes, n_items)
+    late = edited(up, "A", lambda c, i, v: (c[1:], i[1:], v[1:]))
+    assert "not what its clients' histories" in refusal(Tally(), late, sizes, n_items)

@@ -101,6 +101,18 @@ def test_items_that_are_no_inputs_have_no_rows():
     assert np.isfinite(model.scores([])).all()
 
 
+def test_most_of_the_items_are_what_the_others_leave():
+    part, many = made().parts["E"], np.delete(np.arange(M), [3, 9])
+    np.testing.assert_allclose(part.scores(many), part.dense()[many].sum(0), atol=1e-4)
+
+
+def test_what_came_at_once_counts_in_both_orders():
+    model = made(blend=0.0, given={"B": whole()})
+    h = model.parts["B"].dense()
+    mean = (h[4] + h[5] + h[M + 4] + h[M + 5]) / 2 + (h[M + 5] + h[M + 4]) / 4 + h[M + 7] / 4
+    np.testing.assert_allclose(model.scores([7, 4, 5], [7, 5, 4]), standardised(mean), atol=1e-4)
+
+
 def test_a_list_is_the_best_of_what_the_user_does_not_have():
     model, items = made(), [7, 3, 50, 21]
     scores = model.scores(items)

@@ -202,3 +202,9 @@ def test_a_run_with_shared_noise_states_its_central_epsilon(tmp_path):
     for both in ("clip=1", "clip=1,noise=1,epsilon=1"):
         with pytest.raises(UserError, match="dp: write either noise="):
             config(method="fedmf", dp=both, **options)
+
+
+def test_a_server_that_leaves_some_uploads_out_cannot_do_with_a_sum():
+    with pytest.raises(UserError, match="unless aggregated is 1"):
+        check_sum(Trained(aggregated=0.6))
+    check_sum(Trained(aggregated=1.0))

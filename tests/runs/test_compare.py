@@ -111,6 +111,13 @@ def test_a_leaking_protocol_is_named_in_words_and_an_honest_one_is_not():
             assert "--protocol strict" in said[0]
 
 
+def test_the_order_of_a_file_is_said_to_be_no_measure():
+    rows = compare(["popularity"], [0], **QUICK | {"protocol": "fileorder"})
+    assert [metric for metric, _ in report.columns("fileorder")][:2] == ["Recall@20", "NDCG@20"]
+    assert report.FILE_ORDER in report.remarks(rows)
+    assert not any("leaks" in line for line in report.remarks(rows))
+
+
 def test_a_history_that_knows_the_validation_item_is_marked():
     rows = compare(["ease"], [0], settings={"history": "known"}, **QUICK)
     assert any(line.startswith("* ") for line in report.remarks(rows))

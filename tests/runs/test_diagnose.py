@@ -60,6 +60,20 @@ def test_where_all_rank_with_the_servers_table_it_is_one(tmp_path):
     assert len({round(d.abundance, 9) for d in found}) == 1
 
 
+def test_how_alike_the_tables_of_clients_are(tmp_path):
+    """PLGC's own tables differ and are compared; one table for all is not compared with itself."""
+    found = {(d.of, d.table, d.group): d for d in diagnose.best(finished(tmp_path / "run"))}
+    own = found["clients", "plgc_local", "everyone"]
+    assert 0 < own.coordinates < 1
+    assert 0 < own.relations < 1
+    assert 0 < own.retained < 1
+    assert [d for d in found.values() if d.group != "everyone" and d.relations is not None] == []
+    assert found["server", "items", "everyone"].relations is None
+    (remark, other) = report.likeness_remarks(list(found.values()))
+    assert f"a correlation of {own.relations:.3f}" in remark + other
+    assert report.likeness_remarks(diagnose.best(finished(tmp_path / "one", "fedmf"))) == []
+
+
 def test_clients_of_many_users_have_no_groups(tmp_path):
     found = diagnose.best(finished(tmp_path / "run", clients=5))
     assert {d.group for d in found} == {"everyone"}

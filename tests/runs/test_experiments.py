@@ -72,6 +72,19 @@ def test_a_file_is_every_row_data_set_protocol_and_seed(file):
     assert {p.label for p in swept} == {"rates lr=0.1", "rates lr=0.5"}
 
 
+def test_what_a_method_left_to_the_data_is_found_again(tmp_path):
+    """tally chooses settings by the data: its finished runs are of the file that left them open."""
+    path = tmp_path / "open.toml"
+    path.write_text(
+        'title = "t"\nmetrics = ["HR@10"]\nprotocols = ["strict"]\n[[data]]\nname = "demo"\n'
+        '[[run]]\nlabel = "tally"\nmethod = "tally"\nsettings = { blend = [1.0] }\n'
+    )
+    made = experiments.read(path)
+    experiments.carry_out(experiments.planned(made), tmp_path / "runs")
+    assert len(experiments.collect(made, tmp_path / "runs")["tally", "demo", "strict"].runs) == 1
+    experiments.carry_out(experiments.planned(made), tmp_path / "runs")  # and is not refused as another one
+
+
 def test_a_part_of_it_can_be_asked_for(file):
     made = experiments.read(file)
     assert {p.label for p in experiments.planned(made, only=["rates"])} == {"rates lr=0.1", "rates lr=0.5"}

@@ -89,7 +89,7 @@ def test_updating_equals_training_with_the_new_interactions(folder, tmp_path):
     sequences[8] = np.concatenate([train[8], extra])
     sequences.append(np.array([5, 9, 14, 2]))
     method = opened.method
-    cells = method._sums.cells(sequences, np.arange(len(sequences)), data.n_items, many=False)
+    cells = method._sums.cells([(s,) for s in sequences], np.arange(len(sequences)), data.n_items, many=False)
     fresh = {name: torch.zeros(part.shape) for name, part in cells.items()}
     for name, part in cells.items():
         part.add_to(fresh[name])

@@ -2,6 +2,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tacit.config import config
 from tacit.data.imported import import_file
 from tacit.errors import UserError
 from tacit.evaluation.protocol import Evaluator
+from tacit.figures.command import repeating
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import free_folder, reopen, resume, run
 
@@ -185,7 +187,7 @@ def test_clients_of_many_users(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("protocol", ["paper", "symmetric", "ratio"])
+@pytest.mark.parametrize("protocol", ["paper", "symmetric", "ratio", "fileorder"])
 def test_other_protocols_have_one_ranking(tmp_path, protocol):
     summary = run("popularity", protocol=protocol, out=tmp_path / "run", data="demo", threads=1)
     assert summary.test_sampled99 is None
@@ -336,3 +338,43 @@ def test_what_cannot_be_extended_says_why(tmp_path, method, options, rounds, sai
     with pytest.raises(UserError, match=said):
         resume(tmp_path / "run", rounds=rounds)
     assert resume(tmp_path / "run") == summary
+
+
+def test_validation_on_some_users_and_test_on_all(finished, tmp_path):
+    summary, _ = finished
+    some = run("fedmf", out=tmp_path / "some", evaluate_users=20, **QUICK)
+    assert some.valid != summary.valid
+    assert some.users_evaluated == summary.users_evaluated
+    assert (20 * some.valid["HR@10"]) == pytest.approx(round(20 * some.valid["HR@10"]))
+    written = json.loads((tmp_path / "some" / "run.json").read_text())
+    assert written["config"]["evaluate_users"] == written["data"]["users_in_validation"] == 20
+    assert "--evaluate-users 20" in repeating(written)
+    if some.best_round == summary.best_round:
+        assert some.test == summary.test
+    with pytest.raises(UserError, match="--evaluate-users 1000000 is more than"):
+        run("fedmf", out=tmp_path / "none", evaluate_users=10**6, **QUICK)
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(UserError, match="leave out --evaluate-users"):
+        tacit.train("fedmf", data="demo", rounds=1, evaluate_users=5)
+
+
+def test_a_mapped_state_that_the_disk_has_no_room_for_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=10**6))
+    with pytest.raises(UserError, match=r"would take about .* GB of disk, .*; --set scored_with=server"):
+        run("pfedrec", data="demo", mapped=True, out=tmp_path / "large")
+    assert not (tmp_path / "large").exists()
+
+
+def test_a_checkpoint_holds_the_clients_that_took_part(tmp_path):
+    whole = run(
+        "fedmf", out=tmp_path / "few", **QUICK | {"settings": {"fraction": 0.02, "dim": 8}, "evaluate_users": 2}
+    )
+    found = RunFolder.open(tmp_path / "few").load("last")
+    touched = found[1]["touched|users"]
+    assert 0 < len(touched) == len(found[1]["user"]) < 30
+    folder = tmp_path / "few"
+    (folder / "summary.json").unlink()
+    assert comparable(resume(folder)) == comparable(whole)
+    longer = resume(folder, rounds=6)
+    straight = {"rounds": 6, "settings": {"fraction": 0.02, "dim": 8}, "evaluate_users": 2}
+    assert longer.test == run("fedmf", out=tmp_path / "straight", **QUICK | straight).test

@@ -22,7 +22,7 @@ def comparable(summary):
 
 def saver(path, every=1):
     folder = RunFolder.create(path / "run", ASKED)
-    return Saver(folder, every, {"items": torch.zeros(500_000)}, dict)
+    return Saver(folder, every, lambda: {"items": torch.zeros(500_000)}, dict)
 
 
 def offered(one, rounds, improved):

@@ -9,7 +9,7 @@ from typing import Annotated
 import click
 import typer
 
-from tacit.cli import data, inspection, methods, nodes, pages, runs, studies
+from tacit.cli import data, inspection, methods, nodes, pages, runs, search, studies
 from tacit.cli.screen import err, out
 from tacit.errors import UserError
 
@@ -35,6 +35,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "run": runs.run,
     "train": runs.train,
     "compare": runs.compare,
+    "search": search.search,
     "experiment": studies.experiment,
     "results": studies.results,
     "skew": studies.skew,
@@ -45,6 +46,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "forget": inspection.forget,
     "update": inspection.update,
     "report": pages.report,
+    "leaderboard": pages.leaderboard,
     "studio": pages.studio,
     "serve": pages.serve,
     "keys": nodes.keys,

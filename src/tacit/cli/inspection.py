@@ -115,7 +115,7 @@ def diagnose(
     out.print(f"The best round by validation is {run.folder.best_round}.")
     if parted := report.clusters(found):
         show(parted)
-    for line in report.cluster_remarks(found):
+    for line in (*report.cluster_remarks(found), *report.likeness_remarks(found)):
         out.print(line)
 
 

@@ -45,9 +45,9 @@ def _one(name: str, cls: Any) -> None:
 
     paper = getattr(cls, "paper", "")
     out.print(f"{name}: {inspect.getdoc(cls) or ''}" + (f"\n\n{paper}" if paper else ""))
-    table = Table("setting", "default", "type", "range", "what it is")
+    table = Table("setting", "default", "type", "range", "searched", "what it is")
     for one in settings_of(cls).values():
-        table.add_row(one.name, _short(one.default), one.type, one.limits, _comment(cls, one.name))
+        table.add_row(one.name, _short(one.default), one.type, one.limits, one.searched, _comment(cls, one.name))
     show(table)
 
 

@@ -205,6 +205,7 @@ def virtual(
     min_interactions: o.AtLeast = 0,
     select: o.Select = "NDCG@10",
     evaluate_every: o.Every = 1,
+    evaluate_users: o.EvaluateUsers = None,
     patience: o.Patience = 0,
     cpus: Annotated[
         float, typer.Option("--cpus", min=0.01, help="cores per node, which limits how many run at once")
@@ -231,6 +232,7 @@ def virtual(
         min_interactions=min_interactions,
         select=select,
         evaluate_every=evaluate_every,
+        evaluate_users=evaluate_users,
         patience=patience,
         ldp=ldp,
     )

@@ -10,7 +10,7 @@ from tacit.errors import UserError
 MethodName = Annotated[str, typer.Argument(help="`tacit methods` lists them")]
 RunFolder = Annotated[Path, typer.Argument(metavar="DIR")]
 DataName = Annotated[str, typer.Option("--data", help="data set; `tacit data list` lists them")]
-ProtocolName = Annotated[str, typer.Option("--protocol", help="strict, paper, symmetric or ratio")]
+ProtocolName = Annotated[str, typer.Option("--protocol", help="strict, paper, symmetric, ratio or fileorder")]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="rounds; the method's own by default")]
 Seed = Annotated[int, typer.Option("--seed")]
 Seeds = Annotated[str, typer.Option("--seeds", help="e.g. 0,1,2")]
@@ -25,6 +25,14 @@ Shown = Annotated[
     str, typer.Option("--metrics", help="also show these, e.g. coverage,novelty; module:Class for one of your own")
 ]
 Every = Annotated[int, typer.Option("--evaluate-every", help="validate every N rounds")]
+EvaluateUsers = Annotated[
+    int | None,
+    typer.Option(
+        "--evaluate-users",
+        min=0,
+        help="validate on this many users, the same for every method; 0: all. By default 10,000 of more than 50,000",
+    ),
+]
 Patience = Annotated[int, typer.Option("--patience", help="stop after N validations without improvement")]
 Threads = Annotated[int, typer.Option("--threads", help="workers; 0: one per core")]
 Chunk = Annotated[int, typer.Option("--chunk", help="most clients to stack at a time")]

@@ -31,6 +31,21 @@ def report(
     out.print(f"{_counted(shown['tables'], 'table')} and {_counted(shown['figures'], 'figure')} → {page}")
 
 
+def leaderboard(
+    targets: Annotated[
+        list[Path] | None, typer.Argument(metavar="[RUNS…]", help="folders to add: of searches, of runs; none: redraw")
+    ] = None,
+    page: Annotated[
+        Path, typer.Option("--out", help="the page; its figures are kept beside it as .json, its picture as .svg")
+    ] = Path("leaderboard.md"),
+) -> None:
+    """Add finished runs under strict to a leaderboard: a page in Markdown, its picture, and the figures of both."""
+    from tacit.figures import leaderboard_page, records
+
+    added, total = leaderboard_page.update(records.find(targets or []), page)
+    out.print(f"{added} runs added, {total} in all → {page}")
+
+
 def _counted(things: Sized, word: str) -> str:
     return f"{len(things)} {word}{'s' * (len(things) != 1)}"
 

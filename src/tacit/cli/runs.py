@@ -31,6 +31,7 @@ def run(
     select: o.Select = "NDCG@10",
     metrics: o.Shown = "",
     evaluate_every: o.Every = 1,
+    evaluate_users: o.EvaluateUsers = None,
     patience: o.Patience = 0,
     threads: o.Threads = 0,
     chunk: o.Chunk = 128,
@@ -65,6 +66,7 @@ def run(
         "select": select,
         "metrics": metrics,
         "evaluate_every": evaluate_every,
+        "evaluate_users": evaluate_users,
         "patience": patience,
         "threads": threads,
         "chunk": chunk,
@@ -101,6 +103,7 @@ def train(
     min_interactions: o.AtLeast = 0,
     select: o.Select = "NDCG@10",
     evaluate_every: o.Every = 1,
+    evaluate_users: o.EvaluateUsers = None,
     patience: o.Patience = 0,
     threads: o.Threads = 0,
     folder: Annotated[Path | None, typer.Option("--out", help="the model's folder")] = None,
@@ -121,6 +124,7 @@ def train(
         min_interactions=min_interactions,
         select=select,
         evaluate_every=evaluate_every,
+        evaluate_users=evaluate_users,
         patience=patience,
         threads=threads,
     )
@@ -167,6 +171,7 @@ def compare(
     select: o.Select = "NDCG@10",
     metrics: o.Shown = "",
     evaluate_every: o.Every = 1,
+    evaluate_users: o.EvaluateUsers = None,
     patience: o.Patience = 0,
     threads: o.Threads = 0,
     ldp: o.Noise = None,
@@ -205,6 +210,7 @@ def compare(
             select=select,
             metrics=metrics,
             evaluate_every=evaluate_every,
+            evaluate_users=evaluate_users,
             patience=patience,
             threads=threads,
             ldp=ldp,
@@ -236,7 +242,24 @@ def resume(
     if stopped.config.protocol == "everything":
         _finish_model(stopped)
         return
+    if not stopped.config.tested:
+        _finish_trial(stopped, as_json, progress_kind)
+        return
     _finish(stopped, sanity_rows, as_json, progress_kind)
+
+
+def _finish_trial(run: "Run", as_json: bool, progress_kind: str) -> None:
+    """Train a search's trial to the end: it has no test figures."""
+    from tacit.figures.command import repeating
+    from tacit.runs.files import to_json
+
+    path, select = run.folder.path, run.config.select
+    with stopping(f"continue with: tacit resume {path}"), rounds_bar(progress_kind) as watching:
+        summary = run.go_on(watching(run.config.method))
+    out.print(f"{path} is a trial of a search, without test figures: valid {select} {summary.valid[select]:.4f}")
+    out.print(f"with test figures: {repeating(run.folder.run)}", soft_wrap=True)
+    if as_json:
+        print(to_json(dataclasses.asdict(summary)))
 
 
 def _finish(run: "Run", sanity_rows: bool, as_json: bool, progress_kind: str) -> None:
@@ -282,6 +305,7 @@ def _some_users(run: "Run", count: int = 2) -> list[str]:
     """A user or two of ordinary activity, the same every time."""
     lengths = run.split.train.lengths
     tested = run.split.test.lengths if run.split.evaluates else lengths
-    shown = [u for u in lengths.argsort(kind="stable").tolist() if tested[u]]
+    order = lengths.argsort(kind="stable")
+    shown = order[tested[order] > 0]
     middle = len(shown) // 2
     return [str(run.split.data.user_ids[u]) for u in shown[middle : middle + count]]

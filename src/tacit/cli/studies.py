@@ -82,6 +82,8 @@ def skew(
         groups = skew_study.study(folder, data, users, rounds, watching, **options)
     show(report.skew(groups))
     out.print(report.SKEW)
+    for sentence in report.lemma(groups):
+        out.print(sentence)
     out.print(f"every round is in {folder / 'skew.jsonl'}, the paths in {folder / 'trajectories.csv'}")
 
 

@@ -1,15 +1,17 @@
 """Means over uploads that arrive chunk by chunk: nothing larger than the result is kept."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from tacit.core.payload import Each, Payload, Rows, State, stacked
+from tacit.core.payload import Cut, Each, Field, Payload, Rows, State, stacked
 
 ROBUST = ("median", "trimmed")
 TRIM = 0.1  # of the clients, at either end
 CELLS = 1 << 22  # values sorted at a time
+EVERYBODY = torch.tensor([-1])  # the id of one upload that stands for many clients'
 
 
 def weighted_mean(
@@ -20,22 +22,34 @@ def weighted_mean(
     Sums run in double precision, so that the order of the chunks does not show. A table that came as touched
     rows is summed as its change against the base, which is the same and costs only those rows.
     """
-    sums: dict[str, Tensor] = {}
-    bases: dict[str, Tensor] = {}
-    over: dict[str, float] = {}  # the weight of those that came as changes against the base
-    total = 0.0
+    found = _Sums()
     for up in uplinks:
-        weights = up[weight].double()
+        found.add(up, up[weight].double(), names)
+    return {n: x.to(dtype) for n, x in found.over(found.total).items()} if found.total else {}
+
+
+@dataclass
+class _Sums:
+    """Σ_c w_c x_c by field, in two parts: the changes, and the bases that they were counted from."""
+
+    changes: dict[str, Tensor] = field(default_factory=dict)
+    bases: dict[str, Tensor] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)  # of those that came as changes against the base
+    total: float = 0.0
+
+    def add(self, up: Payload, weights: Tensor, names: Iterable[str]) -> None:
+        """And these clients, with weights (C,)."""
         weight_here = float(weights.sum())
-        total += weight_here
+        self.total += weight_here
         for name in names:
-            field = up.fields[name]
-            if isinstance(field.origin, Tensor):
-                bases[name], over[name] = field.origin, over.get(name, 0.0) + weight_here
-            sums[name] = field.add_weighted(weights, sums.get(name))
-    if not total:
-        return {}
-    return {n: (over.get(n, 0.0) / total * bases.get(n, 0) + s / total).to(dtype) for n, s in sums.items()}
+            part = up.fields[name]
+            if isinstance(part.origin, Tensor):
+                self.bases[name], self.weights[name] = part.origin, self.weights.get(name, 0.0) + weight_here
+            self.changes[name] = part.add_weighted(weights, self.changes.get(name))
+
+    def over(self, count: float) -> State:
+        """The sums divided by a number."""
+        return {n: self.weights.get(n, 0.0) / count * self.bases.get(n, 0) + s / count for n, s in self.changes.items()}
 
 
 def plain_sum(uplinks: Iterable[Payload], *names: str) -> State:
@@ -59,7 +73,37 @@ def folded(up: Payload) -> Payload:
     if not total > 0:
         return up
     mean = weighted_mean([up], *fields, dtype=torch.float64)
-    return Payload(torch.tensor([-1]), {n: Each(x[None]) for n, x in mean.items()} | {"weight": Each(total, False)})
+    return Payload(EVERYBODY, {n: Each(x[None]) for n, x in mean.items()} | {"weight": Each(total, False)})
+
+
+def foldable(up: Payload) -> bool:
+    """Whether uploads of this form can be added up: real numbers for each client, none of them cells of a history."""
+    return bool(up.fields) and all(
+        isinstance(f, Each | Rows | Cut) and f.wire_dtype.is_floating_point for f in up.fields.values()
+    )
+
+
+def one_for_all(uplinks: Iterable[Payload], down: Payload) -> Payload:
+    """One upload, in the types of a single one, for all clients of a node.
+
+    Of uploads with a weight it is their weighted mean with the weight of all of them, of others their sum. Where nobody
+    weighs anything the mean is what was sent.
+    """
+    found = _Sums()
+    forms: Mapping[str, Field] = {}
+    for up in uplinks:
+        forms = up.fields
+        weights = up["weight"].double() if "weight" in up else torch.ones(len(up.ids), dtype=torch.float64)
+        found.add(up, weights, [n for n in forms if n != "weight"])
+    values = found.over((found.total or 1.0) if "weight" in forms else 1.0)
+    if not found.total:
+        alike = {n: f.dense() for n, f in down.fields.items() if n in values and f.alike}
+        values |= {n: x for n, x in alike.items() if x.shape == values[n].shape}
+    fields = {n: Each(x[None].to(forms[n].wire_dtype), forms[n].private) for n, x in values.items()}
+    if "weight" in forms:
+        weight = forms["weight"]
+        fields["weight"] = Each(torch.tensor([found.total], dtype=weight.wire_dtype), weight.private)
+    return Payload(EVERYBODY, fields)
 
 
 def guarded_mean(uplinks: Iterator[Payload], down: Payload, kind: str) -> Iterator[Payload]:
@@ -91,7 +135,7 @@ def robust_mean(up: Payload, down: Payload, kind: str) -> Payload:
             moved = change != 0 if alike else torch.ones_like(change, dtype=torch.bool)
             done[at : at + step] = _agreed(change, moved, kind) * (moved.double() @ weights) / total
         out[name] = Each((base + done).view(1, *value.shape[1:]))
-    return Payload(torch.tensor([-1]), out)
+    return Payload(EVERYBODY, out)
 
 
 def _agreed(change: Tensor, moved: Tensor, kind: str) -> Tensor:

@@ -104,6 +104,21 @@ def _scaled(field: Each | Rows | Cut, change: Change, factor: Tensor) -> Field:
     return field.noisy(value) if isinstance(field, Cut) else Each(value, field.private)
 
 
+def reach(norms: Tensor, limit: float, heaviest: Tensor, weight: float | None) -> float:
+    """How far a row of many clients' mean can be at most, or of their sum where they have no weight.
+
+    Their largest rows moved by `norms` (C,) before each was clipped to the limit. Which of them weighs how much of the
+    `weight` of all is not known: those that moved the most are taken to weigh as much as anyone may.
+    """
+    far = norms.double().clamp(max=limit).sort(descending=True).values  # (C,)
+    if weight is None:
+        return float(far.sum())
+    if not weight:
+        return limit
+    most = heaviest.double().sort(descending=True).values.cumsum(0).clamp(max=weight)
+    return float(most.diff(prepend=most.new_zeros(1)) @ far) / weight
+
+
 def usual(found: Sequence[Mapping[str, Tensor]]) -> State:
     """What the server's state keeps of a round: the median over its clients, by field."""
     names = found[0] if found else ()

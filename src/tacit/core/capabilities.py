@@ -3,15 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit.core.method import Method
 from tacit.core.payload import Payload, State
 from tacit.data.cohort import Federation
-
-Ints = NDArray[np.int64]
+from tacit.data.splits import Orders
 
 
 @runtime_checkable
@@ -85,8 +82,8 @@ class Revisable(Protocol):
     def fixed(self) -> str:
         """Why a run with these settings cannot be revised; empty: it can."""
 
-    def revise(self, server: State, old: Ints, new: Ints) -> State:
-        """The server's state after one user's sequence becomes another; empty: was not there, or goes."""
+    def revise(self, server: State, old: Orders, new: Orders) -> State:
+        """The server's state after one user's history becomes another; none: was not there, or goes."""
 
 
 @runtime_checkable

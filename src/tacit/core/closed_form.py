@@ -1,6 +1,6 @@
 """What a closed form is: clients send sums once, the server solves, and validation chooses among its solutions."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,6 +24,10 @@ class ClosedForm(Method):
     def asks(self, round: int) -> bool:
         """One upload serves every solution."""
         return round == 1
+
+    def settled(self, values: Sequence[float]) -> bool:
+        """Whether no later solution can win, after these values on validation."""
+        return False
 
     def receive(self, clients: State, down: Payload, data: Cohort) -> State:
         """Sums need nothing from the server."""

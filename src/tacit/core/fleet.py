@@ -17,12 +17,14 @@ from tacit.core.local import local_round
 from tacit.core.method import Method
 from tacit.core.payload import Payload, State
 from tacit.core.store import ClientStore
+from tacit.core.trained import Trained, singly
 from tacit.core.workers import Crew, can_fork, keep_freed_memory, threaded
 from tacit.data.cohort import Cohort, Federation
 
 CHUNK = 128  # clients of a chunk, at most
 ROWS = 48_000  # touched rows of a chunk, at most: its tables and their moments then stay in the cache
 SCORES = 4_000_000  # scores of a block when ranking, at most
+SHARED = 4  # of these for each score that a client makes with a table of everybody's: the block stays in the cache
 
 
 @dataclass
@@ -92,7 +94,7 @@ class SimulatedFleet:
         self.federation = federation
         self.protection = protection
         self.guard = guard
-        self.sums = sums and not method.individual and not guard.robust
+        self.sums = sums and not singly(method) and not guard.robust
         self.chunk = chunk
         self.threads = threads or os.cpu_count() or 1
         self.store = ClientStore(method, federation, folder) if store is None else store
@@ -106,7 +108,11 @@ class SimulatedFleet:
         if self._crew and not (self._crew.end.alive and all(map(operator.is_, inherits, self._inherited))):
             self._crew = None
         if self._crew is None and self.threads > 1 and can_fork():
-            workers = min(self.threads, len(self.chunks(torch.arange(self.federation.n_clients))))
+            everyone = self.federation.n_clients
+            # no chunk holds more than `chunk`: only of few clients it matters how they are cut
+            workers = min(self.threads, everyone // self.chunk) or 1
+            if workers < self.threads:
+                workers = min(self.threads, len(self.chunks(torch.arange(everyone))))
             self._crew, self._inherited = Crew(self._work, workers) if workers > 1 else None, inherits
 
     def train(self, server: State, ids: Tensor, round: int, traffic: Traffic) -> Iterator[Payload]:
@@ -120,9 +126,11 @@ class SimulatedFleet:
         )
         return guarded_mean(uploads, self.method.downlink(server, ids[:1]), self.guard.robust)
 
-    def train_on(self, sent: Sent, ids: Tensor, round: int, traffic: Traffic) -> Iterator[Payload]:
+    def train_on(
+        self, sent: Sent, ids: Tensor, round: int, traffic: Traffic, limits: Mapping[str, float] | None = None
+    ) -> Iterator[Payload]:
         """The same where only what was sent to the clients is known, as on a node, which has other threads."""
-        return self._train(sent, ids, round, traffic, None)
+        return self._train(sent, ids, round, traffic, None, limits)
 
     def _train(
         self,
@@ -159,26 +167,38 @@ class SimulatedFleet:
         up, norms = (up, {}) if limits is None else bounded(up, down, limits)
         return folded(up) if self.sums else up, up.nbytes(), loss, norms
 
-    def scores(self, server: State, part: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (users (n,), logits (n, M)) for every user, as its client would compute them."""
-        return self.scores_on(lambda ids: self.method.downlink(server, ids), part)
+    def scores(self, server: State, part: str, users: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (users (n,), logits (n, M)) for every user or for some, as its client would compute them."""
+        return self.scores_on(lambda ids: self.method.downlink(server, ids), part, users)
 
-    def scores_on(self, sent: Sent, part: str) -> Iterator[tuple[Tensor, Tensor]]:
+    def scores_on(self, sent: Sent, part: str, users: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """The same where only what was sent to the clients is known, as on a node."""
-        members = self.federation.members.lengths
+        own, members = self.store.clients, self.federation.members.lengths
+        ids = torch.arange(own.start, own.stop) if users is None else self.federation.clients_of(users)
+        ids = ids[(ids >= own.start) & (ids < own.stop)]
         # a client of one user holds a table of its own, as wide as its scores are long for many users
-        most = max(1, SCORES // (self.federation.n_items * max(int(members.max(initial=1)), self.method.width)))
+        width = self._held(sent(ids[:1])) if len(ids) else 1
+        most = max(1, SCORES // (self.federation.n_items * max(int(members.max(initial=1)), width)))
         block = max(1, SCORES // self.federation.n_items)
-        own = self.store.clients
+        asked = None
+        if users is not None:
+            asked = torch.zeros(self.federation.n_users, dtype=torch.bool).index_fill_(0, users, True)
 
         def work(ids: Tensor) -> list[tuple[Tensor, Tensor]]:
             down = sent(ids)
             whole = self.federation.people(ids)
-            slots = torch.arange(whole.users.shape[1]).expand(len(ids), -1)
-            return list(self._score(down, whole, torch.split(slots, block, 1), part))
+            return list(self._score(down, whole, torch.split(_slots(whole.users, asked), block, 1), part))
 
-        for blocks in threaded(work, torch.split(torch.arange(own.start, own.stop), most), self.threads):
+        for blocks in threaded(work, torch.split(ids, most), self.threads):
             yield from blocks
+
+    def _held(self, down: Payload) -> int:
+        """Values that a client holds for an item while it ranks: few where its table is everybody's."""
+        method = self.method
+        plain = isinstance(method, Trained) and type(method).view is Trained.view and not method.own_leaves()
+        tables = {name: leaf for name, leaf in method.leaves().items() if leaf.table}
+        alike = all(leaf.kind == "shared" and down.fields[n].alike for n, leaf in tables.items())
+        return min(SHARED, method.width) if plain and alike else method.width
 
     def scores_of(self, server: State, user: int, part: str) -> Tensor:
         """(M,) logits of one user."""
@@ -196,18 +216,19 @@ class SimulatedFleet:
     def _score(
         self, down: Payload, whole: Cohort, blocks: Iterable[Tensor], part: str
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """(users (n,), logits (n, M)) of these slots (C, U'), block by block."""
+        """(users (n,), logits (n, M)) of these slots (C, U'), -1 where a client has fewer, block by block."""
 
         def served(data: Cohort) -> State:
             return self.method.serve(self.store.read(data), down, data, part)
 
         together = served(whole) if self.method.neighbours else None
         for slots in blocks:
-            users = whole.users.gather(1, slots)
-            p = served(whole.with_users(users)) if together is None else together | {"slots": slots}
-            logits = self.method.scores(p)  # (C, U', M), or (C, 1, M) where no user differs
+            real = slots.clamp(min=0)
+            users = whole.users.gather(1, real).masked_fill_(slots < 0, -1)
+            p = served(whole.with_users(users)) if together is None else together | {"slots": real}
+            logits = self.method.scores(p).expand(*users.shape, -1)  # a method may give one row where no user differs
             there = users >= 0
-            yield users[there], logits.expand(*users.shape, -1)[there]
+            yield users[there], logits.flatten(0, 1) if there.all() else logits[there]
 
     def chunks(self, ids: Tensor) -> list[Tensor]:
         """Cut clients into chunks of similar length, the long ones first."""
@@ -222,3 +243,15 @@ class SimulatedFleet:
                 out.append(ids[torch.from_numpy(order[start:end].copy())])
                 start = end
         return out
+
+
+def _slots(users: Tensor, asked: Tensor | None) -> Tensor:
+    """(C, U') the places of clients' users (C, U), of all or of those in a mask over all users; -1 behind them."""
+    if asked is None:
+        return torch.arange(users.shape[1]).expand(len(users), -1)
+    if users.shape[1] == 1:
+        return torch.zeros_like(users)
+    wanted = (users >= 0) & asked[users.clamp(min=0)]
+    count = wanted.sum(1, keepdim=True)
+    place = wanted.int().argsort(dim=1, descending=True, stable=True)[:, : int(count.max())]
+    return place.masked_fill(torch.arange(place.shape[1]) >= count, -1)

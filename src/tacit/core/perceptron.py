@@ -5,19 +5,33 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tacit.core.payload import State
-from tacit.core.scorers import pick, row_slope
+from tacit.core.scorers import one_for_all, pick, row_slope
 from tacit.data.cohort import Batch
+
+PAIRS = 1 << 14  # pairs whose hidden units stay in the cache from layer to layer
 
 
 def every_pair(net: State, users: Tensor, items: Tensor, leak: float = 0.0) -> Tensor:
     """(C, U, L) logits of users (C, U, d) and items (C, L, d); the first layer's halves are added.
 
-    `leak` is the slope of the units below zero.
+    `leak` is the slope of the units below zero. Pairs stand in columns, (C, h, B): products are then wide.
     """
-    d = items.shape[-1]
-    first = (users @ net["w0"][:, :d])[:, :, None] + (items @ net["w0"][:, d:])[:, None] + net["b0"][:, None, None]
-    C, U, L, _ = first.shape
-    return _deeper(net, first.flatten(1, 2), leak).view(C, U, L)
+    (C, U, d), L = users.shape, items.shape[1]
+    if C > 1 and all(one_for_all(x) for x in (items, *net.values())):
+        return every_pair({n: x[:1] for n, x in net.items()}, users.reshape(1, -1, d), items[:1], leak).view(C, U, L)
+    of_user, of_item = net["w0"][:, :d].mT, net["w0"][:, d:].mT  # (C, h, d) each
+    one = torch.baddbmm(net["b0"][..., None], of_user, users.mT)[..., None]  # (C, h, U, 1)
+    other = (of_item @ items.mT)[:, :, None]  # (C, h, 1, L)
+    out = []
+    for some in torch.split(torch.arange(C), max(1, PAIRS // (U * L))):
+        here = slice(int(some[0]), int(some[-1]) + 1)
+        for part in torch.split(one[here], max(1, PAIRS // L), 2):
+            hidden = (part + other[here]).flatten(2)  # (c, h, B)
+            for n in range(1, len(net) // 2):
+                active = F.leaky_relu_(hidden, leak) if leak else F.relu_(hidden)
+                hidden = torch.baddbmm(net[f"b{n}"][here, :, None], net[f"w{n}"][here].mT, active)
+            out.append(hidden.reshape(-1, L))
+    return torch.cat(out).view(C, U, L)
 
 
 def chosen_pairs(net: State, users: Tensor, items: Tensor, slot: Tensor, row: Tensor, leak: float = 0.0) -> Tensor:

@@ -8,7 +8,7 @@ from tacit.core.method import Method
 
 @dataclass(frozen=True)
 class Plug:
-    """Its settings start with its name; `super()` is the method below."""
+    """Its own settings start with its name; `super()` is the method below."""
 
     name: ClassVar[str]
 

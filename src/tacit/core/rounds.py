@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tacit import rng
 from tacit.core.bounds import usual
 from tacit.core.capabilities import Budgeted, Sharing
+from tacit.core.closed_form import ClosedForm
 from tacit.core.fleet import Fleet, Traffic
 from tacit.core.method import Method, Moment
 from tacit.core.payload import State
-from tacit.core.trained import Trained
+from tacit.core.trained import Trained, used
 
 
 @dataclass
@@ -89,7 +89,7 @@ def federate(
     """
     everyone = fleet.federation.n_clients
     taken = participation(method, plan, everyone, [r.round for r in progress.history if r.bytes_up])
-    while progress.round < plan.rounds and not _out_of_patience(progress, plan):
+    while progress.round < plan.rounds and not (_out_of_patience(progress, plan) or _settled(method, progress, plan)):
         round = progress.round + 1
         began = time.perf_counter()
         # 1. choose clients
@@ -97,8 +97,9 @@ def federate(
         # 2. they train and upload; the server sums as uploads arrive
         traffic = Traffic()
         if progress.trained is None:
+            now = Moment(round, plan.seed)
             uploads = fleet.train(progress.server, ids, round, traffic)
-            progress.server = method.aggregate(progress.server, uploads, Moment(round, plan.seed))
+            progress.server = method.aggregate(progress.server, used(method, uploads, now), now)
             progress.server = progress.server | usual(traffic.norms)
             loss = None if math.isnan(traffic.loss) else traffic.loss
             moved = traffic.bytes_up, traffic.bytes_down, traffic.clients
@@ -147,7 +148,9 @@ def participation(method: Method, plan: Plan, clients: int, rounds: Iterable[int
 def sample(clients: int, fraction: float, seed: int, round: int) -> Tensor:
     """The clients of a round, ascending: a fraction of all, or a number where `fraction` is above 1."""
     count = _count(clients, fraction)
-    return _drawn(clients, seed, "sample", round, slice(0, count)) if count < clients else torch.arange(clients)
+    if count >= clients:
+        return torch.arange(clients)
+    return torch.from_numpy(rng.drawn(seed, "sample", round, clients, slice(0, count)))
 
 
 def queue(clients: int, fraction: float, seed: int, round: int) -> Tensor:
@@ -158,22 +161,21 @@ def queue(clients: int, fraction: float, seed: int, round: int) -> Tensor:
     count = _count(clients, fraction)
     rounds = -(-clients // max(count, 1))
     epoch, place = divmod(round - 1, max(rounds, 1))
-    return _drawn(clients, seed, "queue", epoch, slice(place * count, (place + 1) * count))
+    return torch.from_numpy(rng.drawn(seed, "queue", epoch, clients, slice(place * count, (place + 1) * count)))
 
 
 def _count(clients: int, fraction: float) -> int:
     return round_up(fraction * clients) if fraction <= 1 else min(int(fraction), clients)
 
 
-def _drawn(clients: int, seed: int, purpose: str, number: int, part: slice) -> Tensor:
-    """Part of a random order of all clients, ascending."""
-    key = rng.bits(seed, purpose, number, np.arange(clients), 1)[:, 0]
-    return torch.from_numpy(np.sort(np.argsort(key, kind="stable")[part]))
-
-
 def round_up(value: float) -> int:
     """The next whole number, forgiving rounding errors such as 0.07 · 100 = 7.000000000000001."""
     return max(1, math.ceil(value - 1e-9))
+
+
+def _settled(method: Method, progress: Progress, plan: Plan) -> bool:
+    values = [r.valid[plan.select] for r in progress.history if r.valid is not None]
+    return isinstance(method, ClosedForm) and len(values) == progress.round and method.settled(values)
 
 
 def _out_of_patience(progress: Progress, plan: Plan) -> bool:

@@ -10,6 +10,14 @@ from torch import Tensor
 from tacit.core.payload import State
 from tacit.data.cohort import Batch
 
+BLOCK = 256  # columns that are added up at a time
+OFTEN = 16  # uses of a row that pay for copying it
+
+
+def one_for_all(value: Tensor) -> bool:
+    """Whether all clients of (C, …) see the same memory."""
+    return len(value) == 1 or value.stride(0) == 0
+
 
 class _Dot(torch.autograd.Function):
     """user @ tableᵀ whose table gradient is written as a contiguous outer product."""
@@ -17,6 +25,8 @@ class _Dot(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, user: Tensor, table: Tensor) -> Tensor:
         ctx.save_for_backward(user, table)
+        if len(user) > 1 and one_for_all(table):  # one product instead of one for each client
+            return (user.reshape(-1, user.shape[2]) @ table[0].T).view(*user.shape[:2], -1)
         return user @ table.mT
 
     @staticmethod
@@ -138,6 +148,28 @@ def standardised(scores: Tensor) -> Tensor:
     scores -= scores.mean(-1, keepdim=True)
     deviation = torch.linalg.vector_norm(scores, dim=-1, keepdim=True) / max(scores.shape[-1] - 1, 1) ** 0.5
     return scores.div_(deviation.clamp(min=1e-12))
+
+
+def added_rows(few: Tensor, table: Tensor) -> Tensor:
+    """few · table for a sparse matrix in rows, (n, R) and (R, M) -> (n, M): much faster than torch's own product.
+
+    Where each row of the table is needed often, it goes by columns that stay in the cache.
+    """
+    if not len(few.values()):
+        return torch.zeros(len(few), table.shape[1])
+    wide = BLOCK if len(few.values()) > OFTEN * len(table) else table.shape[1]
+    found = (
+        F.embedding_bag(
+            few.col_indices(),
+            part.contiguous(),
+            few.crow_indices(),
+            mode="sum",
+            per_sample_weights=few.values(),
+            include_last_offset=True,
+        )
+        for part in torch.split(table, wide, 1)
+    )
+    return torch.cat(list(found), 1)
 
 
 def put(chosen: Tensor, rows: Tensor, batch: Batch, like: Tensor, scratch: State, name: str = "items") -> Tensor:

@@ -5,7 +5,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any
 
@@ -15,27 +15,39 @@ from pydantic.fields import FieldInfo
 
 @dataclass(frozen=True)
 class Search:
-    """Where a search looks for a setting: `lr: Annotated[Rate, Search(1e-4, 1, log=True)] = 0.01`."""
+    """Where a search looks for a number: `lr: Annotated[Rate, Search(1e-4, 1, log=True)] = 0.01`."""
 
     low: float
     high: float
-    log: bool = False  # try 0.01 and 0.1 as often as 0.1 and 1
+    log: bool = False  # try 0.01 to 0.1 as often as 0.1 to 1
+    times: bool = False  # low and high are multiples of the default: rates of plain SGD are far from those of Adam
+    zero: bool = False  # and half of the time 0, which turns it off
+    when: str = ""  # only where another setting is on, `dual`, or has one of these values, `backbone=mf|mlp`
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The values that a search tries: `layers: Annotated[Whole, Choices((1, 2, 4))] = 1`."""
+
+    values: tuple[Any, ...] = ()  # empty: all of a Literal's; a single one: it is not searched
+    when: str = ""
 
 
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 Width = Annotated[int, Field(ge=1, le=4096), Search(8, 128, log=True)]  # of vectors and layers
-Rate = Annotated[float, Field(ge=0, allow_inf_nan=False), Search(1e-4, 1, log=True)]
-Weight = Annotated[float, Field(ge=0, allow_inf_nan=False), Search(1e-4, 1, log=True)]  # of a term in a loss
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False), Search(1 / 30, 30, log=True, times=True)]
+Weight = Rate  # of a term in a loss
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Decay = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(ge=0, le=1), Search(0, 1)]
+Part = Annotated[float, Field(gt=0, le=1)]  # of a whole, not nothing
+Decay = Part
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
-Negatives = Annotated[int, Field(ge=0, le=10_000), Search(1, 8)]
-Epochs = Annotated[int, Field(ge=0), Search(1, 20)]
-Spread = Annotated[float, Field(gt=0, le=1000)]  # of starting values
+Negatives = Annotated[int, Field(ge=0, le=10_000), Search(1, 8, log=True)]
+Epochs = Annotated[int, Field(ge=0), Search(1, 10, log=True)]
+Spread = Annotated[float, Field(gt=0, le=1000), Search(0.1, 10, log=True, times=True)]  # of starting values
 Rank = Annotated[int, Field(ge=0, le=4096)]  # 0: whole
 Seed = Annotated[int, Field(ge=-1)]
 Windows = Annotated[tuple[Annotated[int, Field(ge=1, le=10_000)], ...], Field(min_length=1)]
@@ -51,7 +63,7 @@ class Setting:
     name: str
     default: Any
     kind: Any  # its type, with the range in it
-    search: Search | None
+    search: Search | Choices | None  # None: not searched unless a range is given
 
     @property
     def limits(self) -> str:
@@ -62,6 +74,22 @@ class Setting:
     def type(self) -> str:
         """Its type as a person writes values: `int`, `adam or sgd`, `int, …`."""
         return _type(self.kind)
+
+    @property
+    def searched(self) -> str:
+        """Where a search looks, `0.03 to 30, log`; empty: nowhere unless it is told to."""
+        if isinstance(self.search, Choices):
+            values = self.search.values or choices_of(self.kind)
+            return " or ".join(map(_joined, values)) if len(values) > 1 else ""
+        if self.search is None:
+            return ""
+        off = ", or 0" if self.search.zero else ""
+        return f"{self.search.low:.3g} to {self.search.high:.3g}{', log' if self.search.log else ''}{off}"
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is a whole number."""
+        return _type(self.kind) == "int"
 
     def parse(self, value: Any) -> Any:
         """A value of its type and within its range, from text too; raises a ValueError that says what is wrong."""
@@ -95,12 +123,31 @@ def settings_of(cls: Any) -> dict[str, Setting]:
                     kind = ranged
                     break
         default = None if field.default is dataclasses.MISSING else field.default
-        search = next((x for x in getattr(kind, "__metadata__", ()) if isinstance(x, Search)), None)
-        if search and search.log and default and not search.low <= default <= search.high:
-            around = math.sqrt(search.high / search.low)  # rates of plain SGD are far from those of Adam
-            search = Search(default / around, default * around, log=True)
+        declared = [x for x in getattr(kind, "__metadata__", ()) if isinstance(x, Search | Choices)]
+        search = _fitted(declared[-1], default) if declared else None  # the outermost counts
         out[field.name] = Setting(field.name, default, kind, search)
     return out
+
+
+def _fitted(search: Search | Choices, default: Any) -> Search | Choices | None:
+    """A declared range with the default in it; None where the default is 0, which means off or the same as another."""
+    if isinstance(search, Choices):
+        return search
+    if not default and search.low > 0 and not search.zero:
+        return None
+    if search.times:
+        return replace(search, low=search.low * default, high=search.high * default, times=False)
+    if default and search.log and not search.low <= default <= search.high:
+        around = math.sqrt(search.high / search.low)
+        return replace(search, low=default / around, high=default * around)
+    if default is None or search.zero:
+        return search
+    return replace(search, low=min(search.low, default), high=max(search.high, default))
+
+
+def choices_of(kind: Any) -> tuple[Any, ...]:
+    """The values of a Literal."""
+    return choices_of(typing.get_args(kind)[0]) if typing.get_origin(kind) is Annotated else typing.get_args(kind)
 
 
 def reason(error: ValidationError | Mapping[str, Any]) -> str:
@@ -140,6 +187,10 @@ def _words(info: FieldInfo) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) and math.isfinite(value) else f"{value:g}"
+
+
+def _joined(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _type(kind: Any) -> str:

@@ -1,9 +1,10 @@
 """What a method that trains on its clients adds: rates, phases and losses. The defaults are FedMF."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from tacit.core.objective import Value, gradient_by
 from tacit.core.optim import Optimizer
 from tacit.core.payload import Each, Field, Payload, Rows, State
 from tacit.core.scorers import dot, inner_product_step, pair_bce, pair_bpr, pick, row_bce, take
-from tacit.core.settings import Amount, Count, Epochs, Negatives, Positive, Rate, Spread, Whole, Width
+from tacit.core.settings import Choices, Count, Epochs, Negatives, Part, Positive, Rate, Spread, Whole, Width
 from tacit.data.cohort import Batch, Cohort, Federation
 
 
@@ -42,16 +43,17 @@ class Trained(Method):
 
     dim: Width = 16  # d
     lr: Rate = 0.01
-    table_lr: Amount = 0.0  # of the shared item table; 0: the same as lr
+    table_lr: Rate = 0.0  # of the shared item table; 0: the same as lr
     epochs: Epochs = 10  # local epochs a round
     batch: Whole = 256  # 0: everything in one step
     negatives: Negatives = 4  # per positive, redrawn every round
     rounds: Count = 100
     fraction: Positive = 1.0  # of the clients, a round; above 1 a number of clients
+    aggregated: Part = 1.0  # of the clients that train in a round, those whose uploads the server makes use of
     traverse: bool = False  # rounds take their clients from a shuffled queue, every client once before it starts over
     optimizer: Optimizer = "adam"
     init: Spread = 0.01  # standard deviation of the starting values
-    scored_with: Literal["server", "own"] = "server"  # whose shared leaves a client ranks with
+    scored_with: Annotated[Literal["server", "own"], Choices()] = "server"  # whose shared leaves a client ranks with
     weighting: Literal["size", "uniform"] = "size"  # of a client in the server's mean: |D_u|, or one for all
 
     individual: ClassVar[str] = ""  # a weighted mean
@@ -198,3 +200,22 @@ class Trained(Method):
     def footprint(self, size: int, n_items: int) -> int:
         """The rows of a round, or all of them."""
         return n_items if self.every_row else min(size * (1 + self.negatives), n_items)
+
+
+def used(method: Method, uploads: Iterable[Payload], now: Moment) -> Iterator[Payload]:
+    """The uploads that a server makes use of: each client's with a chance of `aggregated`, whoever else is drawn."""
+    share = method.aggregated if isinstance(method, Trained) else 1.0
+    for up in uploads:
+        if share < 1 and bool((up.ids < 0).any()):
+            raise TypeError("one upload stands for many: none of them can be left out")
+        there = np.flatnonzero(rng.uniform(now.seed, "aggregated", now.round, up.ids, 1)[:, 0] < share)
+        if len(there) == len(up.ids):
+            yield up
+        elif len(there):
+            yield up.only(torch.from_numpy(there))
+
+
+def singly(method: Method) -> str:
+    """What a server needs single uploads for; empty: their (weighted) sum will do."""
+    partly = isinstance(method, Trained) and method.aggregated < 1
+    return method.individual or ("it leaves some of them out unless aggregated is 1" if partly else "")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit import rng
-from tacit.data.ragged import Ragged
+from tacit.data.ragged import Complement, Ragged
 from tacit.data.splits import Split
 from tacit.errors import UserError
 
@@ -82,9 +82,20 @@ class Federation:
             raise UserError(f"users of one client of {self.split.data.name} are in different groups; give it one")
         return out
 
+    @cached_property
+    def _holder(self) -> Ints:
+        """(n_users,) the client that holds each user; of users elsewhere, -1."""
+        out = np.full(self.n_users, -1)
+        out[self.members.values] = self.members.rows
+        return out
+
     def client_of(self, user: int) -> int:
         """The client that holds a user."""
-        return int(self.members.rows[np.flatnonzero(self.members.values == user)[0]])
+        return int(self._holder[user])
+
+    def clients_of(self, users: Tensor) -> Tensor:
+        """The clients that hold these users, ascending."""
+        return torch.from_numpy(np.unique(self._holder[users.numpy()]))
 
     def people(self, ids: Tensor) -> "Cohort":
         """The clients' users and histories, without samples: what scoring needs."""
@@ -104,10 +115,11 @@ class Federation:
             samples=torch.zeros(len(ids), dtype=torch.long),
         )
 
-    def cohort(self, ids: Tensor, round: int, negatives: int, every_row: bool = False) -> "Cohort":
+    def cohort(self, ids: Tensor, round: int, negatives: int, every_row: bool = False, redraw: bool = True) -> "Cohort":
         """Draw the round's negatives for these clients and stack everything.
 
-        With `every_row` the rows are all M items; otherwise only those that occur among a client's samples.
+        With `every_row` the rows are all M items; otherwise only those that occur among a client's samples. Without
+        `redraw` the negatives are the same in every round.
         """
         client = ids.numpy()
         users = self.members.padded(client)  # (C, U)
@@ -120,9 +132,11 @@ class Federation:
                 "a client may have; use more clients or fewer negatives"
             )
 
-        words = rng.bits(self.seed, "negatives", round, client, P * negatives)  # (C, P · k)
-        owner = np.repeat(np.take_along_axis(users, slot, 1)[..., None], negatives, 2).reshape(C, -1)
-        allowed = self.split.allowed
+        words = rng.bits(self.seed, "negatives", round if redraw else 0, client, P * negatives)  # (C, P · k)
+        place = np.arange(C)[:, None] * users.shape[1] + slot  # of a positive's user among these clients' users
+        owner = np.repeat(place[..., None], negatives, 2).reshape(C, -1)
+        # of these users alone: a search among everybody's items would leave the cache at every step
+        allowed = Complement(self.split.barred.only(np.maximum(users, 0).ravel()), self.n_items)
         drawn = allowed.item(owner, rng.below(words, allowed.count[owner])).reshape(C, P, negatives)
         sample = np.concatenate([items[..., None], drawn], 2).reshape(C, -1)  # (C, N): positive, its negatives, …
         real = np.repeat(real, 1 + negatives, 1)
@@ -164,7 +178,7 @@ class Federation:
             return np.zeros_like(items), items
         c, slot = np.nonzero(users >= 0)
         member = users[c, slot]
-        repeat = train.lengths[member]
+        repeat = train.lengths_of(member)
         picked = np.concatenate([train[u] for u in member]) if len(member) else np.zeros(0, dtype=np.int64)
         client = np.repeat(c, repeat)
         rows = np.arange(len(users))

@@ -41,16 +41,30 @@ class Ragged:
 
     def sorted(self) -> "Ragged":
         """The same rows, each in ascending order and without repeats."""
-        rows = self.rows
-        order = np.lexsort((self.values, rows))
-        row, value = rows[order], self.values[order]
-        new = np.ones(len(row), dtype=bool)
-        new[1:] = (row[1:] != row[:-1]) | (value[1:] != value[:-1])
-        return Ragged.of(row[new], value[new], len(self))
+        wide = int(self.values.max(initial=0)) + 1
+        key = self.rows * wide + self.values  # one sort of numbers: several times faster than by two columns
+        key.sort()
+        new = np.ones(len(key), dtype=bool)
+        new[1:] = key[1:] != key[:-1]
+        row, value = np.divmod(key[new], wide)
+        start = np.zeros_like(self.start)
+        np.cumsum(np.bincount(row, minlength=len(self)), out=start[1:])
+        return Ragged(start, value)
+
+    def lengths_of(self, rows: Ints) -> Ints:
+        """The lengths of some rows, without a look at the others."""
+        return self.start[rows + 1] - self.start[rows]
+
+    def only(self, rows: Ints) -> "Ragged":
+        """Some of the rows, in this order."""
+        lengths = self.lengths_of(rows)
+        start = np.concatenate([[0], np.cumsum(lengths)])
+        place = np.arange(start[-1]) + np.repeat(self.start[rows] - start[:-1], lengths)
+        return Ragged(start, self.values[place])
 
     def padded(self, rows: Ints, fill: int = -1) -> Ints:
         """(len(rows), longest) matrix of the chosen rows, filled up with `fill`."""
-        lengths = self.lengths[rows]
+        lengths = self.lengths_of(rows)
         columns = np.arange(max(int(lengths.max(initial=0)), 1))
         real = columns < lengths[:, None]
         out = np.full(real.shape, fill, dtype=np.int64)

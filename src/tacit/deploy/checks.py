@@ -1,17 +1,20 @@
 """Uploads are checked before they are used: what does not look like the method's own never reaches a sum."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from tacit.core.bounds import TYPICAL, heaviest, made_up, made_up_upload, overweight
+from tacit.core.aggregate import EVERYBODY
+from tacit.core.bounds import TYPICAL, USUAL, bounded, heaviest, made_up, made_up_upload, overweight, reach
 from tacit.core.capabilities import Telling
 from tacit.core.fleet import Protection
 from tacit.core.method import Method
 from tacit.core.payload import BadPayload, Field, Payload, State, decode
 
 ROOM = 64 << 10  # bytes of headers
+HAIR = 1e-6  # for rounding to float32
 
 
 class Refused(ValueError):
@@ -70,14 +73,52 @@ def checked(
     return up
 
 
+def checked_sum(
+    blob: bytes, like: Payload, down: Payload, sizes: Tensor, limits: Mapping[str, float], max_norm: float = 0.0
+) -> tuple[Payload, State]:
+    """One upload for all clients that `down` went to, and how far each of them moved, by field; or Refused.
+
+    It weighs no more, and is no farther from what was sent, than these clients could bring it together: a node can do
+    to a model what it could do with their single uploads. With `limits`, to which it clips each client, it says beside
+    it how far their largest rows moved before that; rows beyond what follows from this are clipped.
+    """
+    clients = len(down.ids)
+    kinds = dict.fromkeys([*like.fields, *(USUAL + n for n in limits)], "each")
+    try:
+        up = decode(blob, most_bytes(like, 1) + 4 * clients * len(limits), kinds)
+    except BadPayload as error:
+        raise Refused(str(error)) from error
+    if up.ids.tolist() != EVERYBODY.tolist():
+        raise Refused("it is not one upload for all clients of the node")
+    norms = {n: _norms(up.fields[USUAL + n], clients) for n in limits}
+    up = Payload(up.ids, {n: f for n, f in up.fields.items() if n in like.fields})
+    for name, field in up.fields.items():
+        _check_form(name, field, like.fields[name])
+    plausible(up, down, like, sizes, max_norm)
+    weight = float(up["weight"]) if "weight" in up else None
+    most = heaviest(like, sizes) if weight is not None else sizes
+    rows = {n: reach(norms[n], limit, most, weight) * (1 + HAIR) for n, limit in limits.items()}
+    return bounded(up, down, rows)[0], norms
+
+
+def _norms(field: Field, clients: int) -> Tensor:
+    """(C,) how far a node says that its clients moved."""
+    value = field.dense()
+    if value.dtype != torch.float32 or value.shape != (1, clients):
+        raise Refused(f"it does not say how far each of {clients:,} clients moved")
+    if not bool((value >= 0).all()) or not bool(torch.isfinite(value).all()):
+        raise Refused("what it says of how far clients moved is no length")
+    return value[0].double()
+
+
 def plausible(up: Payload, down: Payload, like: Payload, sizes: Tensor, max_norm: float = 0.0) -> None:
-    """Refuse a secure sum that honest clients could not have given: what can be checked where no summand is seen.
+    """Refuse a sum that honest clients could not have given: what can be checked where no summand is seen.
 
     A weighted mean is within a client's own bound; a plain sum within that of all of them. Together clients weigh no
     more than each of them may; `sizes` (C,) are the interactions that they announced.
     """
     mean = "weight" in up
-    most = float(heaviest(like, sizes).sum()) * (1 + 1e-6) if mean else 0.0
+    most = float(heaviest(like, sizes).sum()) * (1 + HAIR) if mean else 0.0
     for name, field in up.fields.items():
         sent = down.fields.get(name) if mean else None
         _check_values(name, field, sent, 1, max_norm, most, 1 if mean else len(sizes))

@@ -1,4 +1,4 @@
-"""The clients of a federation on their own machines: one message per node and round carries the stacked payload."""
+"""The clients of a federation on their own machines: one message per node and round, and one upload where it can be."""
 
 import logging
 import math
@@ -11,11 +11,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tacit.core.aggregate import guarded_mean
+from tacit.core.aggregate import foldable, guarded_mean
 from tacit.core.bounds import bounded, limits_of
+from tacit.core.capabilities import Telling
 from tacit.core.fleet import Traffic
 from tacit.core.payload import Payload, State
-from tacit.deploy.checks import Refused, checked, plausible, template
+from tacit.core.trained import singly
+from tacit.deploy.checks import Refused, checked, checked_sum, plausible, template
 from tacit.deploy.gathering import Gathering, Grown, Link, Terms
 from tacit.deploy.members import Member
 from tacit.deploy.party import Spent, leave_out
@@ -92,24 +94,36 @@ class FlowerFleet(Gathering):
     def _uploads(
         self, parts: dict[int, Part], like: Payload, round: int, traffic: Traffic, limits: Mapping[str, float] | None
     ) -> Iterator[Payload]:
-        """Every node's uploads, as they come."""
+        """Every node's uploads, or their sum, as they come."""
+        folds = self._folds(like)
+        head = {"round": round} | ({"fold": limits or {}} if folds else {})
         messages = {
-            node: self._message("train", part.member, part.down.encode(), round=round) for node, part in parts.items()
+            node: self._message("train", part.member, part.down.encode(), **head) for node, part in parts.items()
         }
         for part, packet in self._replies(parts, messages, "trained", round, traffic):
             most = part.member.users if self.job.together else 1
             sizes = torch.from_numpy(self.federation.sizes[part.down.ids.numpy()])
             items, norm = self.federation.n_items, self.terms.max_norm
             try:
-                up = checked(packet.body, like, part.down, most, items, norm, sizes, self.method)
+                if folds:
+                    up, norms = checked_sum(packet.body, like, part.down, sizes, limits or {}, norm)
+                else:
+                    up = checked(packet.body, like, part.down, most, items, norm, sizes, self.method)
+                    up, norms = (up, {}) if limits is None else bounded(up, part.down, limits)
             except Refused as error:
                 self._refuse(part, round, error)
                 continue
             self._trained(part, packet, traffic)
-            if limits is not None:
-                up, norms = bounded(up, part.down, limits)
-                traffic.norms.append(norms)
+            traffic.norms += [norms] if norms else []
             yield up
+
+    def _folds(self, like: Payload) -> bool:
+        """Whether a node adds up its clients' uploads: not where the method or the server needs to see each of them.
+
+        What can be held against a history (tally) is checked one by one, and is no larger than that history.
+        """
+        alone = self.job.together or singly(self.method) or isinstance(self.method, Telling)
+        return not alone and not self.guard.robust and foldable(like)
 
     def _sum(
         self, parts: dict[int, Part], layout: Layout, like: Payload, clients: int, round: int, traffic: Traffic

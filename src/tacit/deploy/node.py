@@ -21,6 +21,7 @@ from tacit.core.store import ClientStore
 from tacit.core.trained import Trained
 from tacit.data.interactions import Interactions
 from tacit.deploy import forget
+from tacit.deploy.folding import trained
 from tacit.deploy.identity import NodeIdentity
 from tacit.deploy.job import Job
 from tacit.deploy.ledger import Ledger
@@ -159,6 +160,7 @@ class Node:
         self.threads = threads
         self.allow = allow
         self.work: Work | None = None
+        self.validated: torch.Tensor | None = None  # users, where validation is not for all; a server has no say in it
         before = self.vault.json("node.json")
         known_as = before.get("name") if isinstance(before, dict) else None
         if before is not None and not (known_as and isinstance(known_as, str)):
@@ -276,7 +278,7 @@ class Node:
         if not all(client in work.shard.clients for client in down.ids.tolist()):
             raise Unknown("a client of another node")  # whose upload would be nothing: no others could hide in it
         try:
-            ups = list(work.fleet.train_on(sent(down), down.ids, round, traffic))
+            ups = trained(work.fleet, sent(down), down, round, traffic, asked.head.get("fold"))
             if work.mechanism is not None and any(up.fields for up in ups):
                 self.ledger.charge(work.job.id, work.mechanism, work.users_of(down.ids))
             if "delivery" in asked.head:
@@ -307,7 +309,8 @@ class Node:
         work.shown = int(asked.head["round"])
         # Coverage, Gini, novelty and popularity stay out: they take the counts of what a node's users have and are
         # shown, item by item, and a node may have one user, whose history and list these counts then are.
-        result = Evaluator(work.shard.federation.split, by_hits())(work.fleet.scores_on(sent(down), phase), phase)
+        scores = work.fleet.scores_on(sent(down), phase, self.validated if phase == "valid" else None)
+        result = Evaluator(work.shard.federation.split, by_hits())(scores, phase)
         head = {"round": asked.head["round"], "users": result.users, "too_short": work.shard.too_short}
         if result.users:
             head |= {"main": result.main, "sampled99": result.sampled99}

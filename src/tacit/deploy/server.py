@@ -57,6 +57,8 @@ def prepare(asked: Asked, path: Path, published: Catalogue | None = None) -> tup
         raise UserError(f"--select {config.select} is invalid here: nodes compute only tacit's own metrics")
     if config.protocol == "everything":
         raise UserError("protocol 'everything' withholds nothing to choose a round by; use --protocol strict")
+    if config.protocol == "fileorder":
+        raise UserError("protocol 'fileorder' repeats the order of one file, which no node has; use --protocol strict")
     if config.dp is not None:
         raise UserError("noise shared by clients in a secure sum is not available over nodes; use --ldp")
     if config.secure and isinstance(method, Sharing):

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from tacit.data.interactions import Interactions, from_columns
+from tacit.data.interactions import Interactions
 from tacit.data.sources import load
 from tacit.deploy.node import Node
 from tacit.deploy.server import Asked, prepare, run
 from tacit.errors import UserError
+from tacit.evaluation.protocol import validated
 from tacit.runs.run import Summary, Watch
 
 REFRESH = 0.05  # seconds between two looks for replies
@@ -41,10 +43,13 @@ def simulate(asked: Asked, path: Path, cpus: float = 1.0, watch: Watch | None = 
     data = load(config.data, config.min_interactions)
     if not 1 <= asked.nodes <= data.n_users:
         raise UserError(f"{config.data} has {data.n_users:,} users: nodes={asked.nodes} is too many")
+    validated(data.n_users, config.seed, config.evaluate_users)  # refused before anything starts
     titles = None if data.titles is None else tuple(map(str, data.titles))
-    # a worker that starts has everything to read before it can say who it is
-    asked = dataclasses.replace(asked, terms=dataclasses.replace(asked.terms, greeting=asked.terms.deadline))
+    # a worker that starts has everything to read before it can say who it is; and no virtual node is a stranger
+    terms = dataclasses.replace(asked.terms, greeting=asked.terms.deadline, most_users=data.n_users)
+    asked = dataclasses.replace(asked, terms=terms)
     folder, job = prepare(asked, path, (tuple(map(str, data.item_ids)), titles))
+    users = data.n_users  # a number: what `answer` refers to goes to every worker
     where = str((path / "nodes").resolve())
     outcome: list[Summary | BaseException] = []
     client, server = ClientApp(), ServerApp()
@@ -52,6 +57,7 @@ def simulate(asked: Asked, path: Path, cpus: float = 1.0, watch: Watch | None = 
     def answer(message: Message, context: Context) -> Message:
         number, total = (int(context.node_config[key]) for key in ("partition-id", "num-partitions"))
         node = _node(config.data, config.min_interactions, where, number, total, config.method)
+        node.validated = _some(users, config.seed, config.evaluate_users, number, total)
         return Message(content(node.answer(blob_of(message))), reply_to=message)
 
     def main(grid: Grid, context: Context) -> None:
@@ -107,13 +113,20 @@ def names(total: int) -> list[str]:
 
 
 @lru_cache(maxsize=8)
+def _some(users: int, seed: int, asked: int | None, number: int, total: int) -> Tensor | None:
+    """Whom of a node's users validation ranks for, None: all; over all nodes those of `tacit run`."""
+    some = validated(users, seed, asked)
+    mine = np.array_split(np.arange(users), total)[number]
+    return None if some is None else some[(some >= int(mine[0])) & (some <= int(mine[-1]))]
+
+
+@lru_cache(maxsize=8)
 def _node(data: str, least: int, folder: str, number: int, total: int, method: str) -> Node:
     """A node in this worker; what it has in memory is no newer than its folder, which it looks at first."""
     whole, name = _whole(data, least), names(total)[number]
-    mine = np.isin(whole.user, np.array_split(np.arange(whole.n_users), total)[number])
-    times = None if whole.time is None else whole.time[mine]
-    groups = None if whole.groups is None else dict(zip(whole.user_ids.tolist(), whole.groups.tolist(), strict=True))
-    own = from_columns(data, whole.user_ids[whole.user[mine]], whole.item_ids[whole.item[mine]], times, groups=groups)
+    users = np.array_split(np.arange(whole.n_users), total)[number]
+    own = whole.only((whole.user >= users[0]) & (whole.user <= users[-1]))
+    own = dataclasses.replace(own, titles=None, repeats=None)
     return Node(own, Path(folder) / name, name, threads=1, allow=(method,))
 
 

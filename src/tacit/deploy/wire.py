@@ -1,7 +1,7 @@
 """What server and nodes say to each other: a kind, a few named values, and the bytes of a payload.
 
     hello      version, job          ->  here       version, how many clients and users, how large
-    train      round, place, model   ->  trained    the uploads, stacked
+    train      round, place, model   ->  trained    the uploads, stacked, or where it says `fold` one for all of them
     evaluate   phase, place, model   ->  evaluated  mean metrics over the node's users
                                          sorry      the name of what went wrong, never its text
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAGIC = b"tacit1"
-VERSION = 3  # of what is said here; a node and a server of different versions do not run together
+VERSION = 4  # of what is said here; a node and a server of different versions do not run together
 MOST_HEAD = 16 << 20  # bytes
 ANSWERS = {
     "invite": "keys",

@@ -6,13 +6,16 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from tacit import rng
 from tacit.data.ragged import Ragged
 from tacit.data.splits import Split
+from tacit.errors import UserError
 from tacit.evaluation.metrics import Metric, Metrics, Rankings, all_of, measured
 from tacit.evaluation.metrics.ranking import full_hits, sampled_hits, top
+
+MANY, SOME = 50_000, 10_000  # users of a data set, and those of them that validation ranks for
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class Result:
     sampled99: Metrics | None = None
     groups: dict[str, Metrics] = field(default_factory=dict)  # by user group, of `main`
     users: int = 0  # evaluated
+    ranked: Rankings | None = field(default=None, compare=False, repr=False)  # what `main` is measured on
+    who: Tensor | None = field(default=None, compare=False, repr=False)  # (n,) the users in it
 
 
 @dataclass(frozen=True)
@@ -33,8 +38,8 @@ class Evaluator:
     metrics: tuple[Metric, ...] = field(default_factory=all_of)
 
     @cached_property
-    def _known(self) -> dict[str, Ragged]:
-        return {part: self.split.known(part) for part in ("valid", "test")}
+    def _known_at_test(self) -> Ragged:
+        return self.split.known("test")
 
     @cached_property
     def _trained_on(self) -> tuple[Tensor, int]:
@@ -43,21 +48,29 @@ class Evaluator:
         return torch.from_numpy(np.bincount(train.values, minlength=self.split.n_items)), int((train.lengths > 0).sum())
 
     def __call__(
-        self, blocks: Iterable[tuple[Tensor, Tensor]], part: str, groups: Mapping[str, Tensor] | None = None
+        self,
+        blocks: Iterable[tuple[Tensor, Tensor]],
+        part: str,
+        groups: Mapping[str, Tensor] | None = None,
+        sampled_too: bool = True,
     ) -> Result:
-        """Evaluate (users (n,), scores (n, M)) blocks; `groups` are masks over all users, by name."""
+        """Evaluate (users (n,), scores (n, M)) blocks; `groups` are masks over all users, by name.
+
+        Without `sampled_too` only the protocol's own ranking is made.
+        """
         accuracy = [metric for metric in self.metrics if not metric.lists]
         listed = part == "test" and len(accuracy) < len(self.metrics)
         depth = max(metric.k for metric in self.metrics)
         held_out = self.split.held_out(part)
-        candidates = self.split.negatives.get(part)
+        candidates = self.split.negatives.get(part) if sampled_too or self.split.sampled_only else None
+        known = self._known_at_test if part == "test" and (listed or not self.split.sampled_only) else self.split.train
         # one room for all users: small results kept between large blocks would break the heap into pieces
         seen = torch.zeros(self.split.n_users, dtype=torch.bool)
         full, sampled = torch.zeros(2, self.split.n_users, depth, dtype=torch.bool)
         lists = torch.full((self.split.n_users, depth if listed else 0), -1, dtype=torch.int32)
         for everyone, everything in blocks:
-            evaluated = torch.from_numpy(held_out.lengths[everyone.numpy()] > 0)
-            users, scores = everyone[evaluated], everything[evaluated]
+            evaluated = torch.from_numpy(held_out.lengths_of(everyone.numpy()) > 0)
+            users, scores = (everyone, everything) if evaluated.all() else (everyone[evaluated], everything[evaluated])
             if not len(users):
                 continue
             seen[users] = True
@@ -67,7 +80,8 @@ class Evaluator:
                 rivals = torch.from_numpy(candidates[index])
                 sampled[users] = sampled_hits(scores, targets[:, 0], rivals, depth)
             if listed or not self.split.sampled_only:
-                excluded = _mask(self._known[part], index, scores.shape[1])
+                theirs = known.only(index)
+                excluded = torch.from_numpy(theirs.rows), torch.from_numpy(theirs.values)
                 if not self.split.sampled_only:
                     full[users] = full_hits(scores, targets, excluded, depth)
                 if listed:
@@ -81,7 +95,21 @@ class Evaluator:
             sampled99=measured(accuracy, of_sample) if beside else None,
             groups={name: measured(accuracy, main.of(inside[seen])) for name, inside in (groups or {}).items()},
             users=len(main.total),
+            ranked=main,
+            who=seen.nonzero().flatten(),
         )
+
+
+def validated(users: int, seed: int, asked: int | None) -> Tensor | None:
+    """(n,) which of this many users validation ranks for, ascending; None: all of them.
+
+    They depend on the seed and the number of users, so that every method is validated on the same. Unless something
+    else is asked for (0: all), it is `SOME` where there are more than `MANY`.
+    """
+    count = (SOME if users > MANY else 0) if asked is None else asked
+    if count > users:
+        raise UserError(f"--evaluate-users {count} is more than the {users:,} users there are; leave it out")
+    return torch.from_numpy(rng.drawn(seed, "validate", 0, users, slice(0, count))) if count else None
 
 
 def gap(groups: Sequence[Metrics]) -> Metrics:
@@ -102,12 +130,3 @@ def by_activity(split: Split, groups: int = 3) -> dict[str, Tensor]:
             name = f"{length[part].min()}–{length[part].max()} interactions"
             masks.setdefault(name, torch.zeros(split.n_users, dtype=torch.bool))[torch.from_numpy(part)] = True
     return masks
-
-
-def _mask(known: Ragged, users: NDArray[np.int64], n_items: int) -> Tensor:
-    """(n, M) True on items left out of the ranking."""
-    items = known.padded(users)
-    real = items >= 0
-    mask = np.zeros((len(users), n_items), dtype=bool)
-    mask[np.nonzero(real)[0], items[real]] = True
-    return torch.from_numpy(mask)

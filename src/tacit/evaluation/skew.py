@@ -46,6 +46,50 @@ def balance(user: Tensor, local: Tensor, shared: Tensor, label: Tensor, rate: fl
     return Balance(float(size.mean()), float(against.norm(dim=-1).mean()), float(cosine.mean()), float(left.mean()))
 
 
+@dataclass(frozen=True)
+class Sum:
+    """The skew of all rounds so far against Lemma 3.3 (Eq. 5 and 22), over clients.
+
+    The lemma takes for granted that ‖δ_i‖ shrinks in every round, by a factor γ < 1, and that |p·δ_i| ‖q_i‖ never
+    exceeds its first value. `allowed` is what Eq. 22 then leaves at most, for γ → 1: T times the first round's terms.
+    """
+
+    added: float  # ‖η Σ_t Δ_u‖, in the mean
+    allowed: float  # in the mean
+    over: float  # share of clients whose sum is more than that: no γ < 1 makes the lemma true of them
+    grown: float  # share of all δ_i ≠ 0 that are larger than in the round before
+    fit: float  # share of clients of which no δ_i has ever grown: to them alone does the lemma speak
+
+
+class Accumulated:
+    """Adds up the skew of the same clients round by round, from the first one that averages on."""
+
+    def __init__(self, rate: float) -> None:
+        """With the rate η of the user vectors."""
+        self.rate = rate
+        self.rounds = 0
+
+    def add(self, user: Tensor, local: Tensor, shared: Tensor, label: Tensor) -> Sum:
+        """Shapes as in `skew`. C_1 is the largest |σ(p·q_i) − r_i| of an item: without the bars it may be negative."""
+        first, second = (x.abs() for x in _slopes(user, local, label))  # (N, M)
+        change = shared - local
+        gap = change.norm(dim=-1)  # ‖δ_i‖, (N, M)
+        moved = skew(user, local, shared, label)
+        if self.rounds == 0:
+            self.start = gap, _dot(user, change).abs() * local.norm(dim=-1)
+            self.total, self.most = torch.zeros_like(moved), (first, second)
+            self.gap, self.ever = gap, torch.zeros(len(user), dtype=torch.bool)
+        self.rounds += 1
+        self.total = self.total + self.rate * moved
+        self.most = torch.maximum(self.most[0], first), torch.maximum(self.most[1], second)
+        grown = gap > self.gap
+        self.gap, self.ever = gap, self.ever | grown.any(1)
+        allowed = self.rate * self.rounds * sum((c * x).sum(1) for c, x in zip(self.most, self.start, strict=True))
+        size = self.total.norm(dim=-1)
+        figures = (size, allowed, size > allowed, grown.sum() / (gap > 0).sum().clamp(min=1), ~self.ever)
+        return Sum(*(float(x.double().mean()) for x in figures))
+
+
 def _slopes(user: Tensor, local: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
     """L_1 = σ(p·q_i) − r_i and L_2 = σ'(p·q_i), (N, M)."""
     chance = torch.sigmoid(_dot(user, local))

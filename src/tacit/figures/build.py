@@ -1,9 +1,10 @@
 """The figures of finished and running runs, each a specification that `page/draw.js` turns into a drawing."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tacit.data.protocols import SHARES
 from tacit.figures.records import Record
 from tacit.figures.rows import Ground, Row, Spread, grounds, spread
 
@@ -13,7 +14,7 @@ MOST = 9  # bars beside one another
 
 def main_metric(protocol: str) -> str:
     """What a protocol is read by first."""
-    return "NDCG@20" if protocol == "ratio" else "NDCG@10"
+    return "NDCG@20" if protocol in SHARES else "NDCG@10"
 
 
 def curves(rows: Sequence[Row], where: str = "") -> Spec | None:
@@ -214,6 +215,23 @@ def histogram(name: str, bins: Sequence[tuple[int, int, int]]) -> Spec:
         "x": {"label": "interactions of a user"},
         "y": {"label": "users"},
         "bins": [[f"{low:,}–{high:,}" if high > low else f"{low:,}", count] for low, high, count in bins],
+    }
+
+
+def lorenz(curves: Mapping[str, Sequence[tuple[float, float]]]) -> Spec:
+    """How unequally the items of data sets are liked (CGFedRec's Figure 8)."""
+    return {
+        "kind": "lines",
+        "name": "lorenz",
+        "title": "Popularity of items",
+        "note": "Share of the interactions that the least popular items have; a straight line if all were alike.",
+        "x": {"label": "share of the items"},
+        "y": {"label": "share of the interactions", "zero": True},
+        "series": [
+            {"name": name, "style": place, "points": [list(point) for point in points]}
+            for place, (name, points) in enumerate(curves.items())
+        ],
+        "rules": [],
     }
 
 

@@ -14,6 +14,7 @@ FLAGS: dict[str, tuple[str, Any]] = {
     "select": ("--select", "NDCG@10"),
     "metrics": ("--metrics", []),
     "evaluate_every": ("--evaluate-every", 1),
+    "evaluate_users": ("--evaluate-users", None),
     "patience": ("--patience", 0),
     "mapped": ("--mapped", False),
     "secure": ("--secure", False),

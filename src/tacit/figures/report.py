@@ -12,7 +12,7 @@ from string import Template
 from typing import Any
 
 from tacit.errors import UserError
-from tacit.figures.build import Spec, comparison, histogram
+from tacit.figures.build import Spec, comparison, histogram, lorenz
 from tacit.figures.inside import AUDITS, DIAGNOSTICS, audits, clusters, planes, poisoning, spectra, trajectories
 from tacit.figures.records import Record
 from tacit.figures.tables import repeats, tables
@@ -57,12 +57,14 @@ def figures(records: Sequence[Record]) -> list[Spec]:
 
 
 def histories(names: Sequence[str]) -> list[Spec]:
-    """How long users' histories are, of the data sets that are on this machine."""
+    """How long users' histories are and how popular items, of the data sets that are on this machine."""
     from tacit.data import sources
     from tacit.data.summary import summarise
 
     there = [name for name in names if name in sources.names() and (name == "demo" or sources.find(name))]
-    return [histogram(name, summarise(sources.load(name)).histogram) for name in there]
+    found = {name: summarise(sources.load(name)) for name in there}
+    bars = [histogram(name, summary.histogram) for name, summary in found.items()]
+    return [*bars, lorenz({name: summary.lorenz for name, summary in found.items()})] if found else []
 
 
 def page(shown: dict[str, Any]) -> str:

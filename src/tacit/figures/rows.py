@@ -22,8 +22,9 @@ _ELSEWHERE = (
     "checkpoint_every",
     "metrics",
     "min_interactions",
+    "tested",
 )
-_MINOR = ("evaluate_every", "rounds", "patience", "select")
+_MINOR = ("evaluate_every", "evaluate_users", "rounds", "patience", "select")
 _NOISE = ("ldp", "dp")
 
 

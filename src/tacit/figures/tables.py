@@ -5,11 +5,12 @@ from collections.abc import Iterable, Sequence
 from statistics import mean
 from typing import Any
 
+from tacit.data.protocols import SHARES
 from tacit.figures.build import main_metric
 from tacit.figures.command import repeating
 from tacit.figures.records import Record
 from tacit.figures.rows import REFERENCES, Ground, Row, Spread, grounds, spread
-from tacit.runs.wording import budget, size
+from tacit.runs.wording import FILE_ORDER, budget, size
 
 Table = dict[str, Any]
 Cell = dict[str, Any]
@@ -19,7 +20,7 @@ def columns(protocol: str) -> list[tuple[str, bool]]:
     """The metrics a protocol is read by, and whether each is of the sampled ranking beside a full one."""
     if protocol == "strict":
         return [("HR@10", False), ("NDCG@10", False), ("HR@10", True), ("NDCG@10", True)]
-    if protocol == "ratio":
+    if protocol in SHARES:
         return [("Recall@20", False), ("NDCG@20", False), ("F1@10", False), ("MRR@10", False)]
     return [("HR@5", False), ("NDCG@5", False), ("HR@10", False), ("NDCG@10", False)]
 
@@ -77,11 +78,13 @@ def remarks(ground: Ground, rows: Sequence[Row]) -> list[str]:
     out = []
     levels = {row.label: row.metric("HR@10", protocol == "strict") for row in rows}
     oracle = next((levels[row.label] for row in rows if row.records[0].method == "oracle"), None)
-    if oracle and protocol != "ratio" and oracle[0] > 0.2:
+    if oracle and protocol not in SHARES and oracle[0] > 0.2:
         out.append(
             f"The protocol “{protocol}” leaks the answer: the oracle has no model at all and reaches HR@10 "
             f"{oracle[0]:.3f}. Figures under it are for comparison with papers alone; strict is honest."
         )
+    if protocol == "fileorder":
+        out.append(FILE_ORDER)
     if not any(row.records[0].method in REFERENCES for row in rows):
         out.append("There is no popularity and no oracle to judge these figures by; tacit compare adds both.")
     return out

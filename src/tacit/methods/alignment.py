@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from tacit import rng
 from tacit.core.objective import gradient_by
 from tacit.core.payload import State
 from tacit.core.scorers import affine_step
-from tacit.core.settings import Positive, Weight, Whole
+from tacit.core.settings import Positive, Search, Weight, Whole
 from tacit.data.cohort import Batch, Cohort
 from tacit.methods.pfedrec import PFedRec
 
@@ -31,7 +31,7 @@ class Aligned(PFedRec):
     """
 
     strength: Weight = 0.1  # λ
-    temperature: Positive = 0.1  # τ
+    temperature: Annotated[Positive, Search(0.01, 1, log=True)] = 0.1  # τ
     base_temperature: Positive = 0.5  # τ_base
     anchors: Whole = 0
     smooth: bool = False  # of the gradient from anchors; without them nothing is estimated

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from tacit import rng
 from tacit.core.cluster import kmeans
 from tacit.core.method import Moment
 from tacit.core.payload import Each, Payload, Shared, State
-from tacit.core.settings import Count
+from tacit.core.settings import Count, Search
 from tacit.data.cohort import Cohort, Federation
 from tacit.methods.alignment import Aligned
 
@@ -32,7 +32,7 @@ class CoFedRec(Aligned):
 
     epochs: int = 2
     scored_with: Literal["server", "own"] = "server"  # the group's table, where a client is in the group
-    clusters: Count = 30
+    clusters: Annotated[Count, Search(5, 80, log=True)] = 30
     strength: float = 0.005  # λ, of the contrast
     anchors: int = 16  # rows drawn a round whose denominators stand for those of all; 0: all of them
 

@@ -1,13 +1,13 @@
 """FedCA: mixtures of similar and of complementary clients' tables."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from tacit.core.payload import Each, Payload, State
-from tacit.core.settings import Amount, Count
+from tacit.core.settings import Amount, Count, Search
 from tacit.core.simplex import project
 from tacit.data.cohort import Cohort
 from tacit.methods.pfedgraph import PFedGraph, gram, portions
@@ -26,9 +26,9 @@ class FedCA(PFedGraph):
 
     own: float = 0.9  # ρ, of a client's own table beside its mixture
     proximity: float = 0.0
-    similar: Amount = 0.3  # β
-    complementary: Amount = 0.3  # α
-    directions: Count = 4  # k, principal directions that a client sends; at most dim of them
+    similar: Annotated[Amount, Search(0, 1)] = 0.3  # β
+    complementary: Annotated[Amount, Search(0, 1)] = 0.3  # α
+    directions: Annotated[Count, Search(1, 8)] = 4  # k, principal directions that a client sends; at most dim of them
     complement: Literal["wide", "code"] = "wide"  # rewards wide angles between clients, or narrow ones as the code does
 
     name: ClassVar[str] = "fedca"
@@ -42,8 +42,9 @@ class FedCA(PFedGraph):
 
     def graph(self, server: State, traits: State) -> Tensor:
         """(n, n) row i: argmin over the simplex of ‖w − p‖² − 2α Σ_j w_j c_ij − 2β Σ_j w_j s_ij."""
-        gain = self.complementary * complement(traits["basis"], self.complement)
-        gain += self.similar * similarity(gram(server["tables"], traits["ids"], server["start"]))
+        gain = self.similar * similarity(gram(server["tables"], traits["ids"], server["start"]))
+        if self.complementary:  # angles between all pairs are most of the work
+            gain += self.complementary * complement(traits["basis"], self.complement)
         return project(portions(traits["weight"]) + gain)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -12,13 +12,13 @@ from tacit.core.leaves import Leaves, kept, named
 from tacit.core.method import Method, Moment
 from tacit.core.optim import Optimizer
 from tacit.core.payload import Each, Field, Payload, Product, Shared, State
-from tacit.core.settings import Amount, Rank, Rate, Weight, Whole, Width
+from tacit.core.settings import Amount, Rank, Rate, Search, Weight, Whole, Width
 from tacit.core.trained import Phase, Trained
 from tacit.data.cohort import Batch, Cohort, Federation
 from tacit.methods.gpfedrec import GPFedRec
 from tacit.methods.lightgcn import squares
 from tacit.methods.pfedgraph import gram, mix
-from tacit.methods.similarity import add, aligned, leading_factor, truncated
+from tacit.methods.similarity import add, aligned, descended, leading_factor, truncated
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,17 @@ class FedCIA(Trained):
     travel, M × M values; with r, factors of M × r (Sec. 5.4.2). Aggregations of Table 3: `collaborative`, `mean`
     (FedAvg), `graph` (every client gets the mean of those near to it, as in GPFedRec) and `alone`. Backbones: `mf`,
     `lightgcn`, `mlp`, and `gfcf`, which has no parameters (fedcia_filter.py). `widths` gives clients tables of
-    different width in turn, `models` different backbones (Sec. 6.7); clients of one kind can be averaged, all can
-    collaborate.
+    different width in turn, `models` different backbones (Sec. 6.6); clients of one kind can be averaged, all can
+    collaborate. Clients rank after the round's download, whatever it is; with `scored_with=own` before it.
     Decisions: docs/decisions/0013-fedcia.md.
     """
 
     backbone: Literal["mf", "lightgcn", "mlp", "gfcf"] = "mf"
     aggregation: Literal["collaborative", "mean", "graph", "alone"] = "collaborative"
     rank: Rank = 0
-    align: Amount = 1.0  # how far to go towards the solution of Eq. 6
+    align: Annotated[Amount, Search(0, 1)] = 1.0  # how far to go towards the solution of Eq. 6
     align_steps: Whole = 0  # 0: solve it; else descend this many steps
-    align_lr: Rate = 0.1
+    align_lr: Annotated[Rate, Search(0.01, 1, log=True, when="align_steps")] = 0.1
     widths: tuple[Width, ...] = ()
     models: tuple[Literal["mf", "lightgcn", "mlp"], ...] = ()  # in the place of one backbone
 
@@ -55,7 +55,6 @@ class FedCIA(Trained):
     init: float = 0.01
     l2: Weight = 1e-3  # of the vectors in a batch
     weighting: Literal["size", "uniform"] = "uniform"
-    scored_with: Literal["server", "own"] = "own"
 
     name: ClassVar[str] = "fedcia"
     paper: ClassVar[str] = "Han et al. 2025, Federated Collaborative Information Aggregation"
@@ -130,38 +129,28 @@ class FedCIA(Trained):
         p = dict(clients)
         if "items" in down:
             p |= {n: down[n].expand_as(p[n]) for n in self.averaged}
-        elif (factor := self.relation(down)) is not None:
-            if self.align_steps:
-                p["factor"] = factor.expand(len(data.ids), -1, -1)
-            else:
-                p["items"] = aligned(p["items"], factor, self.columns(data.ids), self.align)
+        elif down.fields:
+            p["items"] = self.towards(p["items"], down)
         return p
 
-    def relation(self, down: Payload) -> Tensor | None:
-        """The factor of C_s, (M, r); None before there is one."""
-        if not down.fields:
-            return None
-        factor = down["factor"] if self.rank else leading_factor(down["similarity"], self.dim)
-        return factor if factor.any() else None
+    def towards(self, items: Tensor, down: Payload) -> Tensor:
+        """The items moved towards the solution of Eq. 6, (C, M, d); as they are before there is a C_s."""
+        most = items.shape[1] if self.align_steps else self.dim  # a descent sees all of C_s
+        factor = down["factor"] if self.rank else leading_factor(down["similarity"], most)
+        if not factor.any():
+            return items
+        if self.align_steps:
+            return descended(items, factor, self.align_steps, self.align_lr)
+        return aligned(items, factor, self.columns(down.ids), self.align)
 
     def phases(self, round: int) -> list[Phase]:
-        """Alignment by descent where that is asked for, then BPR."""
+        """BPR."""
         rates = dict.fromkeys(("items", *named(self.leaves(), "private")), self.lr)
-        train = self.phase(rates, loss=self.loss, ranked=True)
-        if self.align_steps and round > 1 and self.aggregation == "collaborative":
-            return [Phase(({"items": self.align_lr},), self.misfit, self.align_steps, 0, "sgd"), train]
-        return [train]
+        return [self.phase(rates, loss=self.loss, ranked=True)]
 
     def loss(self, p: State, batch: Batch) -> Tensor:
         """BPR (Eq. 5), and λ/2 of the squared vectors in the batch, (C,)."""
         return self.bpr(p, self.view(p), batch) + 0.5 * self.l2 * squares(p["user"], p["items"], batch)
-
-    def misfit(self, p: State, batch: Batch) -> Tensor:
-        """‖Q Qᵀ − C_s‖_F, (C,), from products of width d alone; the paper's MSE is its square by M²."""
-        table, factor = p["items"], p["factor"]
-        own, cross, whole = table.mT @ table, table.mT @ factor, factor.mT @ factor
-        square = own.square().sum((1, 2)) - 2 * cross.square().sum((1, 2)) + whole.square().sum((1, 2))
-        return square.clamp(min=1e-12).sqrt()
 
     def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
         """C_k or its factor, or what is averaged; nothing from those who train alone."""
@@ -215,7 +204,5 @@ class FedCIA(Trained):
         return {"items": tables}
 
     def serve(self, clients: State, down: Payload, data: Cohort, part: str) -> State:
-        """Its own items, fitted to the newest C_s: a round of Algorithm 1 ends with that (lines 15–18)."""
-        if self.aggregation in ("mean", "graph") or self.align_steps:
-            return dict(clients)
-        return FedCIA.receive(self, clients, down, data)
+        """The items after the newest download: a round ends with that (Algorithm 1, lines 15–18); or before it."""
+        return dict(clients) if self.scored_with == "own" else FedCIA.receive(self, clients, down, data)

@@ -55,7 +55,7 @@ class OverPerceptron(FedCIA, FedNCF):
 
 @dataclass(frozen=True)
 class OverMixture(OverPerceptron):
-    """Every client has one of several models (Sec. 6.7): what they share is how their items relate."""
+    """Every client has one of several models (Sec. 6.6): what they share is how their items relate."""
 
     propagations: int = 2  # layers of LightGCN
 

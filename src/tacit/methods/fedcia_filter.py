@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from tacit.core.closed_form import ClosedForm
 from tacit.core.leaves import Leaves, shared
 from tacit.core.method import Moment
 from tacit.core.payload import Each, Field, Payload, Product, State
-from tacit.core.settings import Amount, Count, Rank
+from tacit.core.settings import Amount, Count, Rank, Search
 from tacit.data.cohort import Cohort, Federation
 from tacit.methods.fedcia import FedCIA
 from tacit.methods.similarity import add, local_filter, truncated_product
@@ -24,9 +24,9 @@ class FedCIAFilter(ClosedForm):
     backbone: Literal["gfcf"] = "gfcf"
     aggregation: Literal["collaborative", "alone"] = "collaborative"
     rank: Rank = 0  # of what travels; 0: whole matrices
-    beta: Amount = 60.0  # β, weight of the global filter
-    ideal: Amount = 0.3  # α, weight of the ideal low-pass filter
-    directions: Count = 32  # of the ideal filter
+    beta: Annotated[Amount, Search(1, 1000, log=True)] = 60.0  # β, weight of the global filter
+    ideal: Annotated[Amount, Search(0, 1)] = 0.3  # α, weight of the ideal low-pass filter
+    directions: Annotated[Count, Search(8, 256, log=True)] = 32  # of the ideal filter
 
     name: ClassVar[str] = "fedcia-gfcf"
     paper: ClassVar[str] = FedCIA.paper

@@ -14,7 +14,7 @@ class FedMF(Trained):
     The table's rate is the better of 1000 and 3000 on validation over three seeds (NDCG@10 .0712 and .0696,
     MovieLens-100K, `strict`); the other settings come from a coarser search on one seed. A mean over clients shrinks a
     row's change by the share of clients that touched it, so the table's rate is a thousand times the user's. PFedCLR's
-    own setting of this baseline is epochs=10 optimizer=adam lr=0.01 table_lr=0 init=0.01 fraction=0.6.
+    own setting of this baseline is epochs=10 optimizer=adam lr=0.01 table_lr=0 init=0.01 aggregated=0.6.
     """
 
     lr: float = 1.0

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from tacit.core.optim import Optimizer
 from tacit.core.payload import State
 from tacit.core.perceptron import chosen_pairs, every_pair, through
 from tacit.core.scorers import put, take
-from tacit.core.settings import Width
+from tacit.core.settings import Choices, Width
 from tacit.core.trained import Trained
 from tacit.data.cohort import Batch, Federation
 
@@ -28,7 +28,11 @@ class FedNCF(Trained):
     epochs: int = 1
     optimizer: Optimizer = "sgd"
     init: float = 0.1
-    layers: tuple[Width, ...] = (32, 16, 8)  # widths behind the input of 2d
+    layers: Annotated[tuple[Width, ...], Choices(((8,), (32, 16, 8), (64, 32, 16)))] = (
+        32,
+        16,
+        8,
+    )  # widths behind the input of 2d
 
     name: ClassVar[str] = "fedncf"
     paper: ClassVar[str] = "Perifanis and Efraimidis 2022"

@@ -3,23 +3,25 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from tacit.core.leaves import Leaves, private
+from tacit.core.method import spread
 from tacit.core.objective import gradient_by
-from tacit.core.payload import Payload, State
+from tacit.core.payload import Payload, Shared, State
 from tacit.core.scorers import row_slope
-from tacit.core.settings import Amount, Decay, Weight
+from tacit.core.settings import Amount, Decay, Search, Weight
 from tacit.core.trained import Phase
 from tacit.data.cohort import Batch, Cohort, Federation
+from tacit.methods.personal import Personal
 from tacit.methods.pfedrec import PFedRec
 
 
 @dataclass(frozen=True)
-class FedRAP(PFedRec):
+class FedRAP(Personal, PFedRec):
     """Score w_u · (c_i + d_ui) + b_u: C is averaged over clients, D_u and the head stay on the client.
 
     Symbols: C -> items, D -> personal, λ -> independence, μ -> sparsity, a -> round − 1. The loss keeps the two tables
@@ -37,8 +39,8 @@ class FedRAP(PFedRec):
     independence: Weight = 0.001
     sparsity: Weight = 1e-3
     anneal: bool = True  # λ_a = λ·tanh(a / 10) and μ_a likewise; the public code has it, and does not use it
-    step_decay: Decay = 0.95  # of the rates, a step
-    round_decay: Decay = 0.97  # and a round
+    step_decay: Annotated[Decay, Search(0.9, 1)] = 0.95  # of the rates, a step
+    round_decay: Annotated[Decay, Search(0.9, 1)] = 0.97  # and a round
     scored_with: Literal["server", "own"] = "server"
 
     name: ClassVar[str] = "fedrap"
@@ -51,13 +53,22 @@ class FedRAP(PFedRec):
 
     def init_clients(self, federation: Federation, ids: Tensor) -> State:
         """All start with the same D."""
-        one = self.starting(federation, "personal", federation.n_items, self.dim)
+        one = self._start(federation)
         return {"personal": one.expand(len(ids), *one.shape)}
+
+    def _start(self, federation: Federation) -> Tensor:
+        return self.starting(federation, "personal", federation.n_items, self.dim)
+
+    def common(self, down: Payload, data: Cohort) -> State:
+        """The D that all start with, beside the server's C."""
+        own = {n: spread(down.fields[n], data, table=True) for n in self.own_leaves()}
+        return own | {"personal": spread(Shared(self._start(data.federation)), data, table=True)}
 
     def receive(self, clients: State, down: Payload, data: Cohort) -> State:
         """The client's leaves, the server's, and how far the two terms have been let in, (C,)."""
         progress = math.tanh((data.round - 1) / 10) if self.anneal else 1.0
-        return super().receive(clients, down, data) | {"progress": torch.full((len(data.ids),), progress)}
+        p = self.decayed(super().receive(clients, down, data), down, data)
+        return p | {"progress": torch.full((len(data.ids),), progress)}
 
     def phases(self, round: int) -> list[Phase]:
         """All leaves move together; the rates fall with every step and every round."""

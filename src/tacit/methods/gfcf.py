@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from tacit.core.closed_form import ClosedForm, added_up, gram, history, linear
 from tacit.core.leaves import Leaves, shared
 from tacit.core.method import Moment
 from tacit.core.payload import Each, Payload, State
-from tacit.core.settings import Amount, Counts
+from tacit.core.settings import Amount, Counts, Search
 from tacit.data.cohort import Cohort, Federation
 
 WHOLE = 4_000  # items up to which all eigenvectors are computed
@@ -30,7 +30,7 @@ class GFCF(ClosedForm):
     """
 
     rank: Counts = (32, 64, 128, 256)  # columns of V
-    ideal: Amount = 0.3  # α
+    ideal: Annotated[Amount, Search(0, 1)] = 0.3  # α
     history: Literal["train", "known"] = "train"  # known: the device's validation item counts as input at test
 
     name: ClassVar[str] = "gfcf"

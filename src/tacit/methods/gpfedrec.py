@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from tacit.core.leaves import Leaves, private
 from tacit.core.method import Moment, spread
 from tacit.core.objective import gradient_by
 from tacit.core.payload import Each, Field, Payload, Rows, Shared, State
-from tacit.core.settings import Amount, Weight, Whole
+from tacit.core.settings import Amount, Choices, Rate, Search, Weight, Whole
 from tacit.core.trained import Phase, Trained
 from tacit.data.cohort import Batch, Cohort, Federation
 from tacit.methods.fedncf import FedNCF
@@ -33,12 +33,14 @@ class GPFedRec(FedNCF):
 
     dim: int = 32
     lr: float = 0.1  # of the perceptron
-    user_lr: Amount = 7.9  # these rates are the public code's: 0.1 · (80 − 1), and 0.1 · 80 · M for 1682 items
+    user_lr: Rate = 7.9  # these rates are the public code's: 0.1 · (80 − 1), and 0.1 · 80 · M for 1682 items
     table_lr: float = 13456.0
     guidance: Weight = 1.0
-    graph: Literal["similar", "dissimilar"] = "similar"  # the paper's neighbours, and those the public code takes
+    graph: Annotated[Literal["similar", "dissimilar"], Choices()] = (
+        "similar"  # the paper's neighbours, and those the public code takes
+    )
     neighbourhood: Whole = 0  # this many neighbours; 0: all whose closeness is above the mean
-    threshold: Amount = 1.0  # times the mean
+    threshold: Annotated[Amount, Search(0.5, 2, log=True)] = 1.0  # times the mean
     hops: Whole = 1
     init: float = 1.0
     scored_with: Literal["server", "own"] = "own"

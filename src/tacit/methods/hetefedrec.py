@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from tacit.core.method import Method, Moment
 from tacit.core.objective import gradient_by
 from tacit.core.optim import Stacked
 from tacit.core.payload import Few, Payload, Rows, State
-from tacit.core.settings import Count, Rate, Weight, Whole
+from tacit.core.settings import Count, Rate, Search, Weight, Whole
 from tacit.data.cohort import Batch, Cohort, Federation
 from tacit.methods.nested import Nested
 
@@ -36,7 +36,7 @@ class HeteFedRec(Nested):
     decorrelated: Literal["touched", "all"] = "touched"  # the rows that Eq. 13 moves; it looks at all either way
     distillation: bool = True  # relation-based ensemble self-distillation
     distil_items: Count = 256  # |V_kd|, redrawn every round
-    distil_lr: Rate = 0.001  # of the server's Adam
+    distil_lr: Annotated[Rate, Search(1e-4, 0.1, log=True, when="distillation")] = 0.001  # of the server's Adam
     distil_steps: Whole = 1
 
     name: ClassVar[str] = "hetefedrec"

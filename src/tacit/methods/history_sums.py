@@ -6,13 +6,14 @@ n·W cells for a sequence of n items, whatever the catalogue's size.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from tacit.core.payload import Sparse
+from tacit.data.splits import Orders
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -26,6 +27,7 @@ class Sequences:
     owner: Ints  # (T,) which sequence
     place: Ints  # (T,) from 0, the oldest
     length: Ints  # (T,) of the own sequence
+    weight: Floats  # (T,) of the own sequence in what it adds
 
     @classmethod
     def of(cls, lists: Sequence[Ints]) -> "Sequences":
@@ -33,7 +35,16 @@ class Sequences:
         lengths = np.array([len(x) for x in lists], dtype=np.int64)
         items = np.concatenate([*lists, np.zeros(0, dtype=np.int64)])
         place = np.concatenate([*(np.arange(n) for n in lengths.tolist()), np.zeros(0, dtype=np.int64)])
-        return cls(items, np.repeat(np.arange(len(lists)), lengths), place, np.repeat(lengths, lengths))
+        owner = np.repeat(np.arange(len(lists)), lengths)
+        return cls(items, owner, place, np.repeat(lengths, lengths), np.ones(len(items)))
+
+    @classmethod
+    def of_orders(cls, histories: Sequence[Orders]) -> "Sequences":
+        """From histories in one order or several, which then weigh less each; the owner is the history."""
+        each = np.array([len(orders) for orders in histories], dtype=np.int64)
+        laid = cls.of([order for orders in histories for order in orders])
+        owner = np.repeat(np.arange(len(histories)), each)[laid.owner]
+        return replace(laid, owner=owner, weight=1 / each[owner])
 
     @property
     def longest(self) -> int:
@@ -103,7 +114,7 @@ def transitions(s: Sequences, windows: Sequence[int], decays: Sequence[float], n
     for scale, (window, decay) in enumerate(zip(windows, decays, strict=True)):
         for lag in range(1, min(window, s.longest - 1) + 1):
             early = np.flatnonzero(s.place + lag < s.length)
-            value = np.full(len(early), decay ** (lag - 1))
+            value = decay ** (lag - 1) * s.weight[early]
             parts.append(Cells(s.owner[early], scale * n_items + s.items[early], s.items[early + lag], value))
     return _join(parts)
 
@@ -128,7 +139,7 @@ def recurrences(s: Sequences, windows: Sequence[int], decays: Sequence[float], n
                 series = np.concatenate([[0.0], np.cumsum((decay_p * decay_q) ** np.arange(room))])
                 start = decay_p ** max(lag, 0) * decay_q ** max(-lag, 0)
                 row, column = p * n_items + s.items[a], q * n_items + s.items[a + lag]
-                parts.append(Cells(s.owner[a], row, column, start * series[steps[a]]))
+                parts.append(Cells(s.owner[a], row, column, start * series[steps[a]] * s.weight[a]))
     return _join(parts).lower()
 
 
@@ -153,7 +164,7 @@ def recent(s: Sequences, windows: Sequence[int], decays: Sequence[float], n_item
     for scale, (window, decay) in enumerate(zip(windows, decays, strict=True)):
         a = np.flatnonzero(age < window)
         column = scale * n_items + s.items[a]
-        parts.append(Cells(s.owner[a], np.zeros_like(a), column, decay ** age[a].astype(np.float64)))
+        parts.append(Cells(s.owner[a], np.zeros_like(a), column, decay ** age[a].astype(np.float64) * s.weight[a]))
     return _join(parts)
 
 

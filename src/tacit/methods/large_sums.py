@@ -29,6 +29,15 @@ def added(sums: dict[str, Tensor], uplinks: Iterable[Payload], written: bool) ->
     return sums
 
 
+def total_of(uplinks: Iterable[Payload], name: str) -> Tensor:
+    """One field of all uploads added up, written out."""
+    total = torch.zeros(0)
+    for up in uplinks:
+        total = total if len(total) else torch.zeros(up.fields[name].one_shape)
+        up.fields[name].add_to(total)
+    return total
+
+
 def plus(total: Tensor, parts: Iterable[Sparse], sign: float = 1.0) -> Tensor:
     """The sum after cells came (+1) or went (−1); of those that went, no trace stays."""
     parts = list(parts)

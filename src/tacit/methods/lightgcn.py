@@ -2,7 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from tacit.core.optim import Optimizer
 from tacit.core.payload import Payload, State
 from tacit.core.scorers import dot, pick
-from tacit.core.settings import Amount, Weight, Whole
+from tacit.core.settings import Amount, Choices, Search, Weight, Whole
 from tacit.core.trained import Phase, Trained
 from tacit.data.cohort import Batch, Cohort
 
@@ -37,8 +37,8 @@ class FedLightGCN(Trained):
     epochs: int = 1
     optimizer: Optimizer = "sgd"
     init: float = 0.1
-    layers: Whole = 1  # K
-    objective: Literal["bpr", "bce"] = "bpr"
+    layers: Annotated[Whole, Search(1, 3)] = 1  # K
+    objective: Annotated[Literal["bpr", "bce"], Choices()] = "bpr"
     l2: Weight = 1e-4  # λ of the layer-0 vectors in a batch
     elsewhere: Amount = 100.0  # interactions an item is taken to have with users of other clients
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -15,9 +15,9 @@ from tacit.core.optim import Optimizer
 from tacit.core.payload import State
 from tacit.core.perceptron import chosen_pairs, every_pair, through
 from tacit.core.scorers import pair_bce, pick, put, row_bce, take
-from tacit.core.settings import Amount, Fraction, Whole, Width
+from tacit.core.settings import Amount, Choices, Fraction, Rate, Whole, Width
 from tacit.core.trained import Phase, Trained
-from tacit.data.cohort import Batch, Cohort
+from tacit.data.cohort import Batch, Cohort, Federation
 from tacit.errors import UserError
 from tacit.methods.lightgcn import graph, halves, propagate
 
@@ -39,11 +39,13 @@ class NestedModel(Trained):
     dim: int = 0  # follows from the widths
     lr: float = 1.0
     table_lr: float = 1.0
-    theta_lr: Amount = 0.1  # of the perceptrons, whose inputs are long: ten times as much diverges; 0: the same as lr
+    theta_lr: Rate = 0.1  # of the perceptrons, whose inputs are long: ten times as much diverges; 0: the same as lr
     epochs: int = 1
     optimizer: Optimizer = "sgd"
     init: float = 0.1
     weighting: Literal["size", "uniform"] = "uniform"
+    scored_with: Annotated[Literal["server", "own"], Choices(("server",))] = "server"
+    redraw: bool = True  # negatives are drawn again in every round; False: once for all of them
 
     used: ClassVar[slice] = slice(None)  # of the widths
 
@@ -111,6 +113,10 @@ class NestedModel(Trained):
         for a in range(len(self.sizes)):
             out[a, slice(*self.stretch(a))] = 1
         return out
+
+    def data(self, federation: Federation, ids: Tensor, round: int) -> Cohort:
+        """And the negatives, the round's or the run's."""
+        return federation.cohort(ids, round, self.negatives, self.every_row, self.redraw)
 
     def assembled(self, clients: State, model: Tensor, items: Tensor, theta: Tensor, data: Cohort) -> State:
         """The leaves of clients with these models, and which of the models each of them trains."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from tacit.core.cluster import kmeans
 from tacit.core.leaves import Leaves, kept
 from tacit.core.method import Moment
 from tacit.core.payload import Each, Payload, Rows, Shared, State
-from tacit.core.settings import Count, Share
+from tacit.core.settings import Count, Search, Share
 from tacit.data.cohort import Cohort, Federation
 from tacit.methods.lightgcn import FedLightGCN
 
@@ -27,7 +27,7 @@ class PerFedRec(FedLightGCN):
     Departures: docs/decisions/0010-perfedrec.md.
     """
 
-    clusters: Count = 5  # K
+    clusters: Annotated[Count, Search(2, 20, log=True)] = 5  # K
     own: Share = 1 / 3  # the three weights; a client that has not trained yet has its start for its own
     near: Share = 1 / 3
     wide: Share = 1 / 3

@@ -9,17 +9,19 @@ from torch import Tensor
 
 from tacit import rng
 from tacit.core.leaves import Leaves, named, private
+from tacit.core.method import spread
 from tacit.core.objective import gradient_by
 from tacit.core.optim import Optimizer
-from tacit.core.payload import State
+from tacit.core.payload import Payload, State
 from tacit.core.scorers import row_slope
 from tacit.core.settings import Rate, Width
 from tacit.core.trained import Phase, Trained
-from tacit.data.cohort import Batch, Federation
+from tacit.data.cohort import Batch, Cohort, Federation
+from tacit.methods.personal import Personal
 
 
 @dataclass(frozen=True)
-class PFedCLR(Trained):
+class PFedCLR(Personal, Trained):
     """Train the table with the user frozen and upload it; then train user and buffer with the table frozen.
 
     Symbols: Q_u -> items, p_u -> user, A_u and B_u -> A and B, W_u -> W, β -> buffer_lr. The buffer never leaves the
@@ -31,7 +33,8 @@ class PFedCLR(Trained):
     rank: Width = 2  # r, Sec. 5.4
     buffer_lr: Rate = 0.01  # β, App. D.6
     variant: Literal["clr", "cf", "af"] = "clr"
-    fraction: float = 0.6
+    calibrated_on: Literal["server", "own"] = "own"  # whose table Step 2 adds the buffer to
+    aggregated: float = 0.6  # s of App. C.3: everybody trains, a share is averaged
     optimizer: Optimizer = "adam"
     scored_with: Literal["server", "own"] = "own"
 
@@ -56,6 +59,16 @@ class PFedCLR(Trained):
             "B": self.init * rng.normal(federation.seed, "init/B", 0, ids, self.rank, self.dim),
         }
 
+    def common(self, down: Payload, data: Cohort) -> State:
+        """The server's table, and an empty buffer."""
+        own = {n: spread(down.fields[n], data, table=True) for n in self.own_leaves()}
+        return own | {"A" if self.variant == "clr" else "W": torch.zeros(1)}
+
+    def receive(self, clients: State, down: Payload, data: Cohort) -> State:
+        """FedMF's leaves, and what is left of the buffer."""
+        p = self.decayed(super().receive(clients, down, data), down, data)
+        return p | {"sent": p["items"]} if data.round and self.calibrated_on == "server" else p
+
     def phases(self, round: int) -> list[Phase]:
         """Step 1 (Eq. 6) and Step 2 (Eq. 10; Eq. 9 for a full matrix)."""
         joint = {"user": self.lr} if self.variant == "af" else {}
@@ -71,8 +84,9 @@ class PFedCLR(Trained):
         return self.bce(p, p["items"], batch)
 
     def view(self, p: State) -> Tensor:
-        """Q_u + A_u B_u, (C, L, d)."""
-        return torch.baddbmm(p["items"], p["A"], p["B"]) if self.variant == "clr" else p["items"] + p["W"]
+        """Q_u + A_u B_u, or Q_g in the place of Q_u, (C, L, d)."""
+        items = p.get("sent", p["items"])
+        return torch.baddbmm(items, p["A"], p["B"]) if self.variant == "clr" else items + p["W"]
 
     @gradient_by("buffer_gradient")
     def loss(self, p: State, batch: Batch) -> Tensor:

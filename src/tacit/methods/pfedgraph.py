@@ -2,28 +2,29 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tacit import rng
-from tacit.core.method import Moment
+from tacit.core.method import Moment, spread
 from tacit.core.objective import gradient_by
-from tacit.core.payload import Each, Payload, State
+from tacit.core.payload import Each, Payload, Shared, State
 from tacit.core.rounds import round_up
 from tacit.core.scorers import inner_product_step
-from tacit.core.settings import Amount, Decay, Share
+from tacit.core.settings import Amount, Decay, Search, Share, Weight
 from tacit.core.simplex import project
 from tacit.core.trained import Trained
 from tacit.data.cohort import Batch, Cohort, Federation
+from tacit.methods.personal import Personal
 
 BLOCK = 256  # items of all mixed clients at a time: nothing larger than that is written beside the tables
 
 
 @dataclass(frozen=True)
-class PFedGraph(Trained):
+class PFedGraph(Personal, Trained):
     """Client i starts a round from Σ_j w_ij θ_j, its own mixture of the item tables (pFedGraph, 2023).
 
     Symbols: θ_i -> the i-th of the server's `tables`, θ⁰ -> `start`, w_i -> a row of `graph`, p -> the clients' shares
@@ -32,9 +33,9 @@ class PFedGraph(Trained):
     """
 
     share: Decay = 0.1  # of a round's clients that are mixed, with one another
-    prior: Amount = 0.8  # α: how strongly the weights are held to p
+    prior: Annotated[Amount, Search(0.1, 10, log=True)] = 0.8  # α: how strongly the weights are held to p
     own: Share = 0.0  # of a client's own table, beside its mixture
-    proximity: Amount = 0.01  # λ, of the cosine to the table that training starts from
+    proximity: Weight = 0.01  # λ, of the cosine to the table that training starts from
 
     name: ClassVar[str] = "pfedgraph"
     paper: ClassVar[str] = "Ye et al. 2023, over FedMF as PFedCLR compares with it"
@@ -43,11 +44,22 @@ class PFedGraph(Trained):
     def init_server(self, federation: Federation) -> State:
         """The same table for every client."""
         start = super().init_server(federation)["items"]
-        return {"start": start, "tables": start.expand(federation.n_clients, *start.shape)}
+        tables = start.expand(federation.n_clients, *start.shape)
+        return {"start": start, "tables": tables} | ({"mean": start} if self._meets else {})
+
+    @property
+    def _meets(self) -> bool:
+        """Whether the tables' mean is needed."""
+        return self.own_share < 1 or self.own_decay > 0
 
     def downlink(self, server: State, ids: Tensor) -> Payload:
-        """Each client's own table."""
-        return Payload(ids, {"items": Each(server["tables"][ids])})
+        """Each client's own table, and the mean of all where it ranks nearer to it."""
+        own = Payload(ids, {"items": Each(server["tables"][ids])})
+        return own if self.own_share == 1 else Payload(ids, {**own.fields, "mean": Shared(server["mean"])})
+
+    def common(self, down: Payload, data: Cohort) -> State:
+        """The mean of the tables."""
+        return {"items": spread(down.fields["mean"], data, table=True)}
 
     def receive(self, clients: State, down: Payload, data: Cohort) -> State:
         """Beside the table, what the cosine needs: the rows as received and squared norms."""
@@ -85,16 +97,21 @@ class PFedGraph(Trained):
         return loss, grads
 
     def aggregate(self, server: State, uplinks: Iterable[Payload], now: Moment) -> State:
-        """Take the clients' tables over; mix those of a sample with one another."""
+        """Take the clients' tables over; mix those of a sample with one another; what is personal decays."""
         tables = server["tables"].clone()
         came: list[Payload] = []
         for up in uplinks:
             tables[up.ids] = up["items"]
             came.append(Payload(up.ids, {n: field for n, field in up.fields.items() if n != "items"}))
         server = server | {"tables": tables}
+        if came and self._meets:
+            ids, weight = torch.cat([up.ids for up in came]), torch.cat([up["weight"] for up in came])
+            server["mean"] = torch.tensordot(portions(weight).float(), tables[_places(tables, ids)], dims=1)
         if came:
             traits = self.chosen(came, now)
             mix(tables, traits["ids"], self.graph(server, traits).float(), self.own)
+        if self.own_decay:
+            tables.lerp_(server["mean"], self.own_decay)
         return server
 
     def chosen(self, came: list[Payload], now: Moment) -> State:

@@ -6,20 +6,21 @@ A plug-in: it is not a method by itself but goes over a backbone, as in `tacit r
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from tacit import rng
 from tacit.core.leaves import Leaves, kept, named, private
-from tacit.core.method import Method
+from tacit.core.method import Method, spread
 from tacit.core.objective import Loss, Value, by_autograd, gradient_of
 from tacit.core.payload import Each, Field, Payload, Rows, State, rows_of
 from tacit.core.plug import Plug
-from tacit.core.settings import Decay, Positive, Rate, Weight, Whole
+from tacit.core.settings import Count, Decay, Positive, Rate, Search, Weight
 from tacit.core.trained import Phase, Trained
 from tacit.data.cohort import Batch, Cohort, Federation
+from tacit.methods.personal import Personal
 from tacit.methods.regularisers import (
     TINY,
     alignment_uniformity,
@@ -31,16 +32,11 @@ from tacit.methods.regularisers import (
     squares,
 )
 
-if TYPE_CHECKING:
-    Backbone = Trained
-else:
-    Backbone = object  # the backbone stands behind the plug-in in the order of bases, and keeps its own defaults
-
 NETWORK = ("plgc_projector", "plgc_predictor")
 
 
 @dataclass(frozen=True)
-class PLGC(Plug, Backbone):
+class PLGC(Plug, Personal):
     """Mix a local and the global item table by their traces, and push their dimensions apart (PLGC).
 
     Symbols: C -> items, which training moves and the server averages; G -> plgc_global, which the server sent; Q -> the
@@ -54,8 +50,10 @@ class PLGC(Plug, Backbone):
     plgc_decay: Decay = 1.0  # of all rates, per local step
     plgc_mixing: bool = True  # dLGM of Table IV; without it the backbone starts from the server's table as ever
     plgc_regulariser: Literal["err", "au", "duorec", "feddecorr", "none"] = "err"  # Table III; none: dLGM alone
-    plgc_every: Whole = 5  # the regulariser acts once in this many local epochs, with more weight; 0: in every batch
-    plgc_temperature: Positive = 0.2  # τ of DuoRec
+    plgc_every: Count = 5  # the regulariser acts in one of this many local epochs, with as much more weight
+    plgc_temperature: Annotated[Positive, Search(0.02, 2, log=True, when="plgc_regulariser=duorec")] = (
+        0.2  # τ of DuoRec
+    )
 
     name: ClassVar[str] = "plgc"
 
@@ -101,6 +99,11 @@ class PLGC(Plug, Backbone):
             out |= {n: scale * rng.normal(federation.seed, f"init/{n}", 0, ids, self.dim, self.dim) for n in NETWORK}
         return out
 
+    def common(self, down: Payload, data: Cohort) -> State:
+        """The backbone's, and G where C is the item table."""
+        whose = super().common(down, data)
+        return whose | {"items": spread(down.fields["items"], data, table=True)} if self._keeps else whose
+
     def receive(self, clients: State, down: Payload, data: Cohort) -> State:
         """The backbone's leaves with C among them, G beside them, and λ_c."""
         p = super().receive(clients, down, data)
@@ -112,6 +115,8 @@ class PLGC(Plug, Backbone):
             trained, local = clients["trained"] > 0, clients["plgc_local"]  # (C, M, d)
             if not trained.all():
                 local = torch.where(trained.view(-1, 1, 1), local, sent)
+            if data.round and self.own_decay:  # all of C: rows that nobody has touched follow G
+                local = torch.lerp(local, sent, self.own_decay)
             items = local
             if not data.every_row:  # padding as the backbone has it, so that nothing moves it
                 items = torch.where(data.real[..., None], rows_of(local, data.rows, own=True), p["items"])
@@ -121,6 +126,9 @@ class PLGC(Plug, Backbone):
             p["plgc_rest_global"] = squares(sent) - squares(p["items"])
             if data.every_row:
                 p["plgc_squares"] = squares(p[self._local])
+            elif self.own_decay:
+                before, after = (x[self._local] * data.real[..., None] for x in (clients, p))
+                p["plgc_squares"] = p["plgc_squares"] + squares(after) - squares(before)
         p["plgc_rest"] = p["plgc_squares"] - squares(p[self._local])  # (C,) of what does not move in training
         return p | {"plgc_share": self._share(p)}
 
@@ -136,9 +144,9 @@ class PLGC(Plug, Backbone):
         return out | ({"plgc_share": self._share(p)} if self.plgc_mixing else {})
 
     def epoch_weight(self, p: State) -> float:
-        """Of the regulariser in this epoch: β on average over the epochs of a round."""
-        if self.plgc_regulariser == "none" or not self.plgc_every:
-            return 0.0 if self.plgc_regulariser == "none" else self.plgc_beta
+        """Of the regulariser in every batch of this epoch: β on average over the epochs of a round."""
+        if self.plgc_regulariser == "none":
+            return 0.0
         epochs = max(self.epochs, 1)
         times = -(-epochs // self.plgc_every)
         return 0.0 if int(p["plgc_epoch"]) % self.plgc_every else self.plgc_beta * epochs / times
@@ -213,11 +221,9 @@ class PLGC(Plug, Backbone):
         for name, share in self._shares(p).items():
             if name in grads:  # what was written by hand may be overwritten
                 grads[name] = grads[name].mul_(share) if found else grads[name] * share
-        weight, epoch = self.epoch_weight(p), p["plgc_epoch"]
-        done = self.plgc_every > 0 and scratch.get("plgc_epoch") is epoch  # this epoch has had its turn
-        if not weight or done or self._local not in grads:
+        weight = self.epoch_weight(p)
+        if not weight or self._local not in grads:
             return value, grads
-        scratch["plgc_epoch"] = epoch
         table = grads[self._local]
         if self.plgc_regulariser == "err":
             (local, frozen), (projector, predictor) = self._views(p), (p[n] for n in NETWORK)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from tacit.core.closed_form import ClosedForm, added_up, gram, history, linear
 from tacit.core.leaves import Leaves, private, shared
 from tacit.core.method import Method, Moment
 from tacit.core.payload import Each, Payload, State
-from tacit.core.settings import Count, Negatives, Positives
+from tacit.core.settings import Choices, Count, Negatives, Positives
 from tacit.data.cohort import Cohort, Federation
 from tacit.methods.ridge import ease_weights, factor_of, inverse_of
 
@@ -118,7 +118,13 @@ class EASE(ClosedForm):
     Every round solves with the next λ; the best on validation is reported.
     """
 
-    ridge: Positives = (50.0, 100.0, 200.0, 500.0, 1000.0)  # λ
+    ridge: Annotated[Positives, Choices(((1.0, 3.0, 10.0, 30.0), (2e3, 5e3, 1e4)))] = (
+        50.0,
+        100.0,
+        200.0,
+        500.0,
+        1000.0,
+    )  # λ
     history: Literal["train", "known"] = "train"  # known: the device's validation item counts as input at test
 
     name: ClassVar[str] = "ease"

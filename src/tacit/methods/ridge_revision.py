@@ -9,46 +9,62 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit.core.payload import State
+from tacit.data.splits import Orders
+from tacit.errors import UserError
 from tacit.methods.history_sums import steps
 from tacit.methods.large_sums import diagonal, plus
 from tacit.methods.ridge import ease_inverse, ease_weights, factor_of, solved
 from tacit.methods.tally_sums import Sums
 
 Ints = NDArray[np.int64]
+_NONE = np.zeros(0, dtype=np.int64)
 
 
-def revised(server: State, sums: Sums, old: Ints, new: Ints, corner: int, denoise: float = 0.0) -> State:
-    """Sums and solutions after one user's sequence becomes another; `corner` and `denoise` as in `ridge`."""
+def revised(server: State, sums: Sums, old: Orders, new: Orders, corner: int, denoise: float = 0.0) -> State:
+    """Sums and solutions after one user's history becomes another, or none; `corner` and `denoise` as in `ridge`."""
+    if "L" in server and "orders" not in server:
+        raise UserError("its sums are of an earlier version and have each history in one order; train again")
     n_items = server["G" if "G" in server else "C"].shape[1]
     chosen = server["inputs"].numpy() if "inputs" in server else None
-    for sequence, sign in ((old, -1.0), (new, 1.0)):
-        for name, part in sums.cells([sequence], np.zeros(1, dtype=np.int64), n_items, False, chosen).items():
-            if name in server:
-                server[name] = plus(server[name], [part], sign)
+    for history, sign in ((old, -1.0), (new, 1.0)):
+        if history:
+            for name, part in sums.cells([history], np.zeros(1, dtype=np.int64), n_items, False, chosen).items():
+                if name in server:
+                    server[name] = plus(server[name], [part], sign)
     if "L" in server:
-        same = 0  # a common beginning cancels: its steps neither go nor come
-        while same < min(len(old), len(new)) and old[same] == new[same]:
-            same += 1
-        first = max(same, 1)
-        for sequence, sign in ((old, -1.0), (new, 1.0)):
-            if len(sequence) > first:
-                told = steps(sequence, sums.windows, sums.decays, n_items, first)
-                if chosen is not None:
-                    told = told.at(None, sums.places(chosen, n_items))
-                H = sparse_matrix(told.owner, told.column, told.value, len(sequence) - first, len(server["L"]))
-                shift_ridge(server, H, sequence[first:], sign, corner)
+        weight = 1 / max(len(old), len(new), 1)  # of an order; a single one stands for two of the same
+        for before, after in paired(old, new):
+            same = 0  # a common beginning cancels: its steps neither go nor come
+            while same < min(len(before), len(after)) and before[same] == after[same]:
+                same += 1
+            first = max(same, 1)
+            for sequence, sign in ((before, -1.0), (after, 1.0)):
+                if len(sequence) > first:
+                    told = steps(sequence, sums.windows, sums.decays, n_items, first)
+                    if chosen is not None:
+                        told = told.at(None, sums.places(chosen, n_items))
+                    size = len(sequence) - first, len(server["L"])
+                    H = sparse_matrix(told.owner, told.column, told.value * weight**0.5, *size)
+                    shift_ridge(server, H, sequence[first:], weight**0.5, sign, corner)
         if len(server["sign"]) > len(server["L"]) // 2:  # carrying that many costs more than a new factor
             server |= factored(factor_of(server["A"], float(server["lambda"]), corner))
     if "PD" in server:
-        shift_ease(server, old, new, denoise)
+        shift_ease(server, old[0] if old else _NONE, new[0] if new else _NONE, denoise)
     return server
 
 
-def shift_ridge(server: State, H: Tensor, followed: Ints, sign: float, corner: int) -> None:
+def paired(old: Orders, new: Orders) -> list[tuple[Ints, Ints]]:
+    """Each order before and the one after; where there is none, nothing, and one alone stands beside each."""
+    count = max(len(old), len(new))
+    before, after = ([*history, _NONE] if not history else [*history, *history] for history in (old, new))
+    return [(before[k % len(before)], after[k % len(after)]) for k in range(count)]
+
+
+def shift_ridge(server: State, H: Tensor, followed: Ints, size: float, sign: float, corner: int) -> None:
     """Steps of a sequence come (+1) or go (−1), in place: recursive least squares in a block.
 
-    With H the histories of these steps (sparse), Y the items that followed, P = (A + λI)⁻¹ before, s the sign and
-    U = P Hᵀ, the factor R of I + s H U gives W = U R⁻ᵀ, P' = P − s W Wᵀ and B' = B + s W R⁻¹ (Y − H B).
+    With H the histories of these steps (sparse), Y the items that followed, both times `size`, P = (A + λI)⁻¹ before,
+    s the sign and U = P Hᵀ, the factor R of I + s H U gives W = U R⁻ᵀ, P' = P − s W Wᵀ and B' = B + s W R⁻¹ (Y − H B).
     P itself is never formed: it is L⁻ᵀ L⁻¹ less the s W Wᵀ of earlier revisions.
     """
     U = solved(server["L"], H.to_dense().T, corner)  # (K·M, n)
@@ -58,7 +74,7 @@ def shift_ridge(server: State, H: Tensor, followed: Ints, sign: float, corner: i
     R = torch.linalg.cholesky(inner).float()
     W = torch.linalg.solve_triangular(R.T, U, upper=True, left=False)
     missed = H @ server["B"]  # H B − Y, (n, M)
-    missed[torch.arange(len(followed)), torch.from_numpy(followed)] -= 1.0
+    missed[torch.arange(len(followed)), torch.from_numpy(followed)] -= size
     server["B"].addmm_(W, torch.linalg.solve_triangular(R, missed, upper=False), alpha=-sign)
     server["W"] = torch.cat([server["W"], W], 1)
     server["sign"] = torch.cat([server["sign"], torch.full((len(followed),), sign)])
@@ -99,8 +115,8 @@ def shift_ease(server: State, old: Ints, new: Ints, denoise: float) -> None:
 
 
 def factored(factor: Tensor) -> State:
-    """A fresh factor, with no revisions to carry."""
-    return {"L": factor, "W": torch.zeros(len(factor), 0), "sign": torch.zeros(0)}
+    """A fresh factor, with no revisions to carry; its sums have histories in both orders."""
+    return {"L": factor, "W": torch.zeros(len(factor), 0), "sign": torch.zeros(0), "orders": torch.tensor([2])}
 
 
 def scale_of(sums: Tensor) -> float:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from tacit.core.aggregate import weighted_mean
 from tacit.core.leaves import Leaves, shared
 from tacit.core.method import Method, Moment
 from tacit.core.payload import Each, Payload, State
-from tacit.core.settings import Count, Fraction, Positive, Rate, Width
+from tacit.core.settings import Choices, Count, Fraction, Positive, Rate, Search, Width
 from tacit.data.cohort import Cohort, Federation
 from tacit.errors import UserError
 
@@ -33,11 +33,11 @@ class SASRec(Method):
     epoch over all users; the best on validation is reported.
     """
 
-    dim: Width = 64  # d
-    layers: Count = 2
+    dim: Annotated[Width, Choices((32, 64, 128))] = 64  # d
+    layers: Annotated[Count, Search(1, 3)] = 2
     heads: Count = 2
-    window: Count = 100  # items of a history
-    dropout: Fraction = 0.2
+    window: Annotated[Count, Choices((25, 50, 100, 200))] = 100  # items of a history
+    dropout: Annotated[Fraction, Search(0, 0.6)] = 0.2
     lr: Rate = 0.001
     batch: Count = 16  # users of a step
     rounds: Count = 60

@@ -23,6 +23,26 @@ def aligned(table: Tensor, factor: Tensor, columns: Tensor, step: float) -> Tens
     return (1 - step) * table + step * nearest
 
 
+def descended(table: Tensor, factor: Tensor, steps: int, rate: float) -> Tensor:
+    """Tables (C, M, d) after steps down ‖Q Qᵀ − F Fᵀ‖_F, whose gradient is 2 (Q QᵀQ − F FᵀQ) over the norm.
+
+    The public code's loss; the paper's MSE (Eq. 6) is its square by M². The columns of F (M, r) are orthogonal, and in
+    their directions F Fᵀ only scales: a step costs (M + r) d² and not M r d.
+    """
+    size = factor.norm(dim=0)  # √λ
+    basis = factor / size.clamp(min=1e-12)
+    inside = basis.mT @ table  # (C, r, d)
+    q = torch.cat([inside, table - basis @ inside], 1)
+    scale = torch.cat([size.square(), size.new_zeros(table.shape[1])])[:, None]  # what F Fᵀ does to each row of q
+    for _ in range(steps):
+        own = q.mT @ q
+        square = own.square().sum((1, 2)) - 2 * (scale * q.square()).sum((1, 2)) + scale.square().sum()
+        norm = square.clamp(min=1e-12).sqrt()[:, None, None]
+        q = q - 2 * rate * (q @ own - scale * q) / norm
+    found: Tensor = basis @ q[:, : len(size)] + q[:, len(size) :]
+    return found
+
+
 def truncated(table: Tensor, rank: int) -> Tensor:
     """(C, M, r) the factor of the best approximation of Q Qᵀ by rank r, from the d × d products alone."""
     vectors: Tensor = torch.linalg.eigh(table.mT @ table)[1]  # ascending

@@ -1,35 +1,47 @@
 """tally: clients share additive statistics, the server solves in closed form; one upload, and able to forget."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit.core.closed_form import ClosedForm
 from tacit.core.leaves import Leaves, shared
 from tacit.core.method import Method, Moment
 from tacit.core.payload import Payload, Shared, State
-from tacit.core.scorers import standardised
-from tacit.core.settings import Amount, Count, Decay, Positives, Probability, Seed, Shares, Whole, Windows
+from tacit.core.scorers import added_rows, standardised
+from tacit.core.settings import (
+    Amount,
+    Choices,
+    Count,
+    Decay,
+    Positives,
+    Probability,
+    Search,
+    Seed,
+    Shares,
+    Whole,
+    Windows,
+)
 from tacit.data.cohort import Cohort, Federation
+from tacit.data.splits import Orders
 from tacit.errors import UserError
 from tacit.methods.gfcf import graph_filter, leading
 from tacit.methods.history_sums import Cells, Sequences, counts, places, recent, sparse_field
-from tacit.methods.large_sums import added
+from tacit.methods.large_sums import added, total_of
 from tacit.methods.ridge import ease_solution, factor_of, solved
 from tacit.methods.ridge_revision import factored, revised, scale_of, sparse_matrix
-from tacit.methods.tally_choice import CELLS, Candidate, affordable, candidates
+from tacit.methods.tally_choice import CELLS, DEAR, HOPELESS, Candidate, affordable, candidates
 from tacit.methods.tally_limits import beyond, not_a_history
 from tacit.methods.tally_sums import Sums
 from tacit.privacy.gaussian import add_noise, gaussian_epsilon
 
-Ints = NDArray[np.int64]
+_NOTHING = np.zeros(0, dtype=np.int64)
 FEWER = (1, 20), (1.0, 0.9)  # windows and decays where more are not affordable
 
 
@@ -54,14 +66,14 @@ class Tally(ClosedForm):
 
     windows: Windows = (1, 5, 40)  # W of each time scale
     decays: tuple[Decay, ...] = (1.0, 0.8, 0.95)  # γ of each time scale
-    ridge: Positives = (0.3, 1.0, 4.0)  # λ, as a multiple of A's mean diagonal (to a power of two)
-    blend: Shares = (0.0, 0.3, 0.5, 1.0)  # w: 0 is the ridge alone, 1 the item weights alone
+    ridge: Positives = (0.2, 1.0, 4.0)  # λ, as a multiple of A's mean diagonal (to a power of two)
+    blend: Shares = (0.3, 0.0, 0.5, 1.0)  # w: 0 is the ridge alone, 1 the item weights alone
     inputs: Whole = 0  # how many of the most popular items histories consist of; 0: as many as fit
-    weights: Literal["ease", "gfcf"] = "ease"  # what is made of G
+    weights: Annotated[Literal["ease", "gfcf"], Choices()] = "ease"  # what is made of G
     ease_ridge: Positives = (200.0, 50.0, 100.0, 500.0, 1000.0)  # λ of EASE alone; blended, the first
     denoise: tuple[Amount, ...] = (0.0, 0.1, 0.3)  # q: λ + q · an item's count; all but the first with the smallest λ
-    gfcf_rank: Count = 128  # of GF-CF's ideal filter
-    gfcf_ideal: Amount = 0.3  # its weight
+    gfcf_rank: Annotated[Count, Search(32, 512, log=True, when="weights=gfcf")] = 128  # of GF-CF's ideal filter
+    gfcf_ideal: Annotated[Amount, Search(0, 1, when="weights=gfcf")] = 0.3  # its weight
     history: Literal["train", "known"] = "train"  # known: the device's validation item counts as input at test
     clip: Amount = 0.0  # L2 bound on a user's whole contribution; 0: none
     dp_noise: Amount = 0.0  # standard deviation of the Gaussian noise on the sums, in units of clip
@@ -99,6 +111,8 @@ class Tally(ClosedForm):
             chosen, said = replace(self, blend=(1.0,)), ["these data have no order: item weights alone"]
         elif self.denoise == Tally.denoise:
             chosen = replace(chosen, denoise=self.denoise[:1])  # where next items are learnt, it hardly matters
+        if ordered and self.ridge == Tally.ridge and self._sums.ridge_work(n_items, n_items) > DEAR:
+            chosen = replace(chosen, ridge=self.ridge[:2])  # the third is for small data
         if not self.inputs and not self.clip and self.weights == "ease":
             fit = affordable(chosen._sums, n_items, chosen.candidates())
             if fit < n_items and ordered and chosen.windows == Tally.windows:
@@ -129,6 +143,11 @@ class Tally(ClosedForm):
         """A round for each candidate, after one for counting where histories are cut down."""
         return len(self.candidates()) + bool(self.inputs)
 
+    def settled(self, values: Sequence[float]) -> bool:
+        """Item weights alone come last: where the first of them are far below the best, others are, too."""
+        alone = sum(one.blend < 1 for one in self.candidates()) + bool(self.inputs)
+        return len(values) > alone > 0 and values[alone] < HOPELESS * max(values)
+
     def asks(self, round: int) -> bool:
         """One upload serves every candidate."""
         return round <= 1 + bool(self.inputs)
@@ -156,15 +175,14 @@ class Tally(ClosedForm):
         """A, C and G of each client, as the cells that are not zero; before them, where asked, its counts of items."""
         users = data.users.numpy()
         client, slot = np.nonzero(users >= 0)
-        train = data.federation.split.train
-        sequences = [train[u] for u in users[client, slot]]
+        split, these = data.federation.split, users[client, slot].tolist()
         many, n_items = users.shape[1] > 1, data.federation.n_items
         if self.inputs and "inputs" not in down:
-            return Payload(
-                data.ids, {"count": sparse_field(counts(Sequences.of(sequences)), client, (1, n_items), many)}
-            )
+            found = counts(Sequences.of([split.train[u] for u in these]))
+            return Payload(data.ids, {"count": sparse_field(found, client, (1, n_items), many)})
         chosen = down["inputs"].numpy() if self.inputs else None
-        return Payload(data.ids, self._sums.cells(sequences, client, n_items, many, chosen))
+        histories = [split.orders(u) for u in these]
+        return Payload(data.ids, self._sums.cells(histories, client, n_items, many, chosen))
 
     def impossible(self, up: Payload, down: Payload, sizes: Tensor, users: int, n_items: int) -> str:
         """Why no clients of at most this many users with `sizes` (C,) interactions send this; empty: they may."""
@@ -185,9 +203,12 @@ class Tally(ClosedForm):
     # what the server makes of it
 
     def aggregate(self, server: State, uplinks: Iterable[Payload], now: Moment) -> State:
-        """Sum in the first round; then solve with the next candidate."""
+        """Sum in the first round, after choosing the items of histories by their counts; then solve candidates."""
         if self.inputs and "inputs" not in server:
-            return server | self._most_popular(uplinks)
+            chosen = (
+                total_of(uplinks, "count").ravel().argsort(descending=True, stable=True)[: self.inputs].sort().values
+            )
+            return server | {"inputs": chosen.int(), "B": torch.zeros(0), "E": torch.zeros(0), "blend": torch.zeros(1)}
         server = added(dict(server), uplinks, written=self.clip > 0)
         tried = int(server["tried"])
         if not tried and self.clip and self.dp_noise:
@@ -202,16 +223,6 @@ class Tally(ClosedForm):
         for name in ("B", "E"):
             server.setdefault(name, torch.zeros(0))
         return server | {"tried": torch.tensor([tried + 1]), "blend": torch.tensor([this.blend])}
-
-    def _most_popular(self, uplinks: Iterable[Payload]) -> State:
-        """The items histories will consist of, ascending; there is no solution yet."""
-        total = torch.zeros(0)
-        for up in uplinks:
-            if not len(total):
-                total = torch.zeros(up.fields["count"].one_shape)
-            up.fields["count"].add_to(total)
-        chosen = total.ravel().argsort(descending=True, stable=True)[: self.inputs].sort().values
-        return {"inputs": chosen.int(), "B": torch.zeros(0), "E": torch.zeros(0), "blend": torch.zeros(1)}
 
     def _solve(self, server: State, ridge: float) -> State:
         """B = (A + λI)⁻¹ C through the Cholesky factor L, which later revisions need too."""
@@ -259,12 +270,13 @@ class Tally(ClosedForm):
         """h_now and x of every user, a row each."""
         split, n_items = data.federation.split, data.federation.n_items
         users = data.users.numpy().ravel()
-        held = [np.zeros(0, dtype=np.int64) if u < 0 else split.train[u] for u in users]
+        held = [_NOTHING if u < 0 else split.train[u] for u in users]
         if known:
             held = [s if u < 0 else np.concatenate([s, split.valid[u]]) for s, u in zip(held, users, strict=True)]
-        laid = Sequences.of(held)
-        now = recent(laid, self.windows, self.decays, n_items)
-        seen = counts(laid)
+        told = held if known else [None] * len(held)
+        orders = [(_NOTHING,) if u < 0 else split.orders(u, x) for u, x in zip(users.tolist(), told, strict=True)]
+        now = recent(Sequences.of_orders(orders), self.windows, self.decays, n_items)
+        seen = counts(Sequences.of(held))
         if self.inputs:
             chosen = down["inputs"].numpy()
             now = now.at(None, self._sums.places(chosen, n_items))
@@ -276,9 +288,9 @@ class Tally(ClosedForm):
         blend = float(p["blend"])
         parts = []
         if blend < 1 and len(p["B"]):
-            parts.append(standardised(p["now"] @ p["B"]).mul_(1 - blend))
+            parts.append(standardised(added_rows(p["now"], p["B"])).mul_(1 - blend))
         if blend > 0 and len(p["E"]):
-            parts.append(standardised(p["seen"] @ p["E"]).mul_(blend))
+            parts.append(standardised(added_rows(p["seen"], p["E"])).mul_(blend))
         shape = p["shape"].tolist()
         if not parts:  # items have been counted, nothing is solved
             return torch.zeros(shape)
@@ -288,8 +300,8 @@ class Tally(ClosedForm):
         """Sums with noise are released once."""
         return "its sums have noise on them, and their privacy budget is spent; train again" if self.clip else ""
 
-    def revise(self, server: State, old: Ints, new: Ints) -> State:
-        """The sums and the solution after one user's sequence becomes another; empty: was not there, or goes.
+    def revise(self, server: State, old: Orders, new: Orders) -> State:
+        """The sums and the solution after one user's history becomes another; none: was not there, or goes.
 
         Sums change in the user's own cells; the solution changes by as many dimensions as steps go and come
         (`shift_ridge`). λ and `inputs` stay what they were.

@@ -8,6 +8,8 @@ from tacit.methods.tally_sums import Sums
 
 CELLS = 450_000_000  # of all matrices of a solution, 1.8 GB
 WORK = 8e12  # operations of all solutions: a minute or two of processor time
+DEAR = 1e12  # operations of a solution: beyond, fewer of them are tried
+HOPELESS = 0.8  # of the best so far: item weights alone that reach no more with one λ do not win with another
 
 
 class Candidate(NamedTuple):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from tacit.core.leaves import Leaves, shared
 from tacit.core.method import Moment
 from tacit.core.payload import Each, Payload, Shared, State
 from tacit.core.scorers import standardised
-from tacit.core.settings import Amount, Count, Decay, Positive, Probability, Seed, Share, Whole
+from tacit.core.settings import Amount, Count, Decay, Positive, Probability, Search, Seed, Share, Whole
 from tacit.data.cohort import Cohort, Federation
 from tacit.errors import UserError
 from tacit.methods.history_sums import Cells, Sequences, counts, gram, places, recent, sparse_field, transitions
@@ -47,15 +47,15 @@ class PrivateTally(ClosedForm):
     epsilon: Positive = 8.0  # what everything that is released may tell of a user
     delta: Probability = 1e-5
     inputs: Whole = 0  # how many of the most popular items, by noisy counts, are recommended; 0: as `least` has it
-    least: Amount = 30.0  # items that count this many σ or more
+    least: Annotated[Amount, Search(5, 100, log=True)] = 30.0  # items that count this many σ or more
     shares: tuple[Share, Share, Share] = (0.1, 0.3, 0.6)  # of the budget: counts, pairs, transitions
-    window: Count = 5  # W
-    decay: Decay = 0.8  # γ
-    reach: Count = 10  # of h_now
-    fade: Decay = 0.8  # its decay
-    ridge: Amount = 3.0  # λ, as a multiple of the mean count
-    rank: Count = 16  # columns of V
-    blend: Amount = 0.6  # w
+    window: Annotated[Count, Search(1, 20, log=True)] = 5  # W
+    decay: Annotated[Decay, Search(0.5, 1)] = 0.8  # γ
+    reach: Annotated[Count, Search(2, 50, log=True)] = 10  # of h_now
+    fade: Annotated[Decay, Search(0.5, 1)] = 0.8  # its decay
+    ridge: Annotated[Amount, Search(0.3, 30, log=True)] = 3.0  # λ, as a multiple of the mean count
+    rank: Annotated[Count, Search(4, 64, log=True)] = 16  # columns of V
+    blend: Annotated[Amount, Search(0, 1)] = 0.6  # w
     noise: Literal["server", "clients"] = "server"  # who adds it: clients in a secure sum, where nobody is trusted
     dp_seed: Seed = -1  # of the server's noise; -1: the system's entropy. A number is to repeat simulations: ε = ∞
 

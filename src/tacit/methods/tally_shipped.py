@@ -13,6 +13,7 @@ from tacit.core.leaves import Leaves, shared
 from tacit.core.method import Method, Moment
 from tacit.core.payload import Payload, Shared, State
 from tacit.data.cohort import Cohort
+from tacit.data.splits import Orders
 from tacit.errors import UserError
 from tacit.methods.large_sums import diagonal
 from tacit.methods.tally import Tally
@@ -41,7 +42,7 @@ class SmallTally(Tally):
         """As ever; then cut."""
         return self._cut(super().aggregate(server, uplinks, now))
 
-    def revise(self, server: State, old: Ints, new: Ints) -> State:
+    def revise(self, server: State, old: Orders, new: Orders) -> State:
         """On the exact solution; then cut."""
         return self._cut(super().revise(server, old, new))
 

@@ -26,6 +26,8 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
+Items = Sequence[int] | Ints
 
 MAGIC = b"tally\0\0\1"
 BLOCK = 256  # rows cut at a time
@@ -50,20 +53,35 @@ class Part:
     column: Ints  # (n,)
     value: NDArray[np.int8]  # (n,)
 
-    def scores(self, row: Ints, weight: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(M,) the sum of these rows, each once, times their weights."""
+    def scores(self, row: Ints, weight: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+        """(M,) the sum of these rows times their weights; without, each once, and of most rows as the others' rest."""
+        base = (len(row) if weight is None else weight.sum()) * self.base
+        if weight is None and 2 * len(row) > len(self.step):
+            return np.asarray(base + self._all - self._entries(np.delete(np.arange(len(self.step)), row)))
+        return np.asarray(base + self._entries(row, weight))
+
+    def _entries(self, row: Ints, weight: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
         begin, end = self.start[row], self.start[row + 1]
         pieces = [slice(a, b) for a, b in zip(begin.tolist(), end.tolist(), strict=True)]
-        column, value = (np.concatenate([x[:0], *(x[p] for p in pieces)]) for x in (self.column, self.value))
-        scale = np.repeat(weight * self.step[row], end - begin)
-        found = np.bincount(column, weights=scale * value, minlength=len(self.base))
-        return np.asarray(found + weight.sum() * self.base, dtype=np.float64)
+        column, value = (np.concatenate([x[:0], *(x[p] for p in pieces)]) for x in (self.column, self._rest))
+        value = value if weight is None else value * np.repeat(weight, end - begin)
+        return np.bincount(column, weights=value, minlength=len(self.base)).astype(np.float64)
+
+    @cached_property
+    def _rest(self) -> Floats:
+        """(n,) the entries themselves."""
+        return np.repeat(self.step, np.diff(self.start)) * self.value
+
+    @cached_property
+    def _all(self) -> NDArray[np.float64]:
+        """(M,) the sum of all rows' entries."""
+        return self._entries(np.arange(len(self.step)))
 
     def dense(self) -> Floats:
         """(R, M) written out."""
         out = np.tile(self.base, (len(self.step), 1))
         row = np.repeat(np.arange(len(self.step)), np.diff(self.start))
-        out[row, self.column] += self.step[row] * self.value
+        out[row, self.column] += self._rest
         return out
 
 
@@ -78,9 +96,9 @@ class SmallModel:
     inputs: Ints  # the items that have rows; empty: all
     parts: Mapping[str, Part]  # B and E, or one of them
 
-    def scores(self, items: Sequence[int] | Ints) -> NDArray[np.float64]:
-        """(M,) for a user with these items, oldest first."""
-        history = np.asarray(items, dtype=np.int64)
+    def scores(self, items: Items, other: Items | None = None) -> NDArray[np.float64]:
+        """(M,) for a user with these items, oldest first; `other`: those that came at once the other way round."""
+        orders = [np.asarray(x, dtype=np.int64) for x in (items, other) if x is not None]
         place, rows = np.arange(self.n_items), len(self.inputs) or self.n_items
         if len(self.inputs):
             place = np.full(self.n_items, -1)
@@ -88,22 +106,22 @@ class SmallModel:
         total = np.zeros(self.n_items)
         if "B" in self.parts:
             row, weight = [], []
-            for scale, (window, decay) in enumerate(zip(self.windows, self.decays, strict=True)):
+            scales = enumerate(zip(self.windows, self.decays, strict=True))
+            for (scale, (window, decay)), history in product(scales, orders):
                 recent = place[history[::-1][:window]]
                 row.append(scale * rows + recent[recent >= 0])
-                weight.append(decay ** np.flatnonzero(recent >= 0).astype(np.float64))
+                weight.append(decay ** np.flatnonzero(recent >= 0).astype(np.float64) / len(orders))
             total += (1 - self.blend) * _standardised(
                 self.parts["B"].scores(np.concatenate(row), np.concatenate(weight))
             )
         if "E" in self.parts:
-            seen = place[history]
-            seen = seen[seen >= 0]
-            total += self.blend * _standardised(self.parts["E"].scores(seen, np.ones(len(seen))))
+            seen = place[orders[0]]
+            total += self.blend * _standardised(self.parts["E"].scores(seen[seen >= 0]))
         return total
 
-    def rank(self, items: Sequence[int] | Ints, k: int = 10) -> Ints:
+    def rank(self, items: Items, k: int = 10, other: Items | None = None) -> Ints:
         """The k best items that the user does not have."""
-        scores = self.scores(items)
+        scores = self.scores(items, other)
         scores[np.asarray(items, dtype=np.int64)] = -np.inf
         best = np.argpartition(-scores, min(k, len(scores) - 1))[:k]
         return best[np.argsort(-scores[best], kind="stable")]
@@ -279,5 +297,4 @@ def _planes(number: Ints, wide: int) -> list[bytes]:
 
 
 def _standardised(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    spread = float(scores.std(ddof=1))
-    return np.asarray((scores - scores.mean()) / (spread or 1.0), dtype=np.float64)
+    return np.asarray((scores - scores.mean()) / (float(scores.std(ddof=1)) or 1.0), dtype=np.float64)

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tacit.core.payload import Sparse
+from tacit.data.splits import Orders
 from tacit.methods.history_sums import Cells, Sequences, gram, places, recurrences, sparse_field, transitions
 
 Ints = NDArray[np.int64]
@@ -40,20 +41,24 @@ class Sums:
         return 2.0 * rows**3 + 2.0 * rows**2 * (n_items - rows)
 
     def cells(
-        self, sequences: Sequence[Ints], client: Ints, n_items: int, many: bool, inputs: Ints | None = None
+        self, histories: Sequence[Orders], client: Ints, n_items: int, many: bool, inputs: Ints | None = None
     ) -> dict[str, Sparse]:
-        """The statistics of sequences that belong to clients; `many`: of several users, whose cells are added up."""
-        laid = Sequences.of(sequences)
+        """The statistics of histories that belong to clients; `many`: of several users, whose cells are added up.
+
+        With a bound on what a user adds, a history counts in its first order alone: two share cells.
+        """
+        once = [orders[0] for orders in histories]
+        laid = Sequences.of(once) if self.clip else Sequences.of_orders(histories)
         found: dict[str, Cells] = {}
         if self.ordered:
             found["A"] = recurrences(laid, self.windows, self.decays, n_items)
             found["C"] = transitions(laid, self.windows, self.decays, n_items)
         if self.blind:
-            found["G"] = gram(laid)
+            found["G"] = gram(Sequences.of(once))
             if self.shared_out:
-                found["G"] = found["G"].scaled(np.array([1 / max(len(s), 1) for s in sequences]))
+                found["G"] = found["G"].scaled(np.array([1 / max(len(items), 1) for items in once]))
         if self.clip:
-            size = np.sqrt(sum((c.squares(len(sequences)) for c in found.values()), start=np.zeros(len(sequences))))
+            size = np.sqrt(sum((c.squares(len(once)) for c in found.values()), start=np.zeros(len(once))))
             factor = np.minimum(1.0, self.clip / np.maximum(size, 1e-12))
             found = {n: c.scaled(factor) for n, c in found.items()}
         tall = n_items if inputs is None else len(inputs)

@@ -8,16 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tacit.core.aggregate import EVERYBODY
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Method
 from tacit.core.payload import Each, Field, Payload, State
+from tacit.core.trained import singly
 from tacit.errors import UserError
 from tacit.privacy.fixed_point import FixedPoint, Reals, Words
 from tacit.privacy.secure_sum import Stage, simulate
 
 BOUND = 2.0**20  # of every value; 64 bits leave 33 behind the point for a thousand clients
 MOST = 1_000_000  # values of a client: all of them are masked once for every neighbour
-EVERYBODY = torch.tensor([-1])  # the id of the one upload that the server gets
 
 
 def check_sum(method: Method) -> None:
@@ -26,10 +27,10 @@ def check_sum(method: Method) -> None:
         raise UserError(
             f"{method.name} is centralised: one client holds all data, and there is nothing to sum securely"
         )
-    if method.individual:
+    if reason := singly(method):
         raise UserError(
             f"{method.name} does not work with a secure sum, because the server needs every client's own upload: "
-            f"{method.individual}; run it without --secure"
+            f"{reason}; run it without --secure"
         )
 
 

@@ -3,8 +3,10 @@
 import dataclasses
 import os
 import platform
+import shutil
 from datetime import datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,7 +19,7 @@ from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.memory import installed, needed
 from tacit.core.method import Method
 from tacit.core.rounds import Plan, participation, participation_of, sample
-from tacit.core.trained import Trained
+from tacit.core.trained import Trained, singly
 from tacit.data.cohort import Federation
 from tacit.data.downloads import Progress as DownloadProgress
 from tacit.data.interactions import Interactions
@@ -43,8 +45,8 @@ def method_of(asked: RunConfig) -> Method:
     if asked.secure:
         check_sum(method)
         method = method.with_shared_noise() if isinstance(method, Sharing) else method
-    if asked.robust and (method.individual or not isinstance(method, Trained)):
-        reason = method.individual or "its uploads are added up"
+    if asked.robust and (singly(method) or not isinstance(method, Trained)):
+        reason = singly(method) or "its uploads are added up"
         raise UserError(
             f"{method.name} does not average uploads, so {asked.robust} has nothing to replace ({reason}); leave it out"
         )
@@ -63,12 +65,20 @@ def check(asked: RunConfig, own: Interactions | None = None) -> None:
         mechanism_of(asked, method, federation_of(asked, method, None, own))
 
 
-def check_memory(asked: RunConfig, method: Method, federation: Federation) -> None:
-    """Refuse what this machine has no room for."""
+def check_room(asked: RunConfig, method: Method, federation: Federation, out: Path) -> None:
+    """Refuse what this machine has no room for, in memory or, mapped, on the disk of the run's folder."""
+    takes = needed(method, federation, asked.chunk, asked.threads or os.cpu_count() or 1)
+    if asked.mapped:
+        where = next(place for place in (out, *out.absolute().parents) if place.exists())
+        if takes.clients > (free := shutil.disk_usage(where).free):
+            own = "--set scored_with=server ranks without tables of clients' own"
+            raise UserError(
+                f"the clients' state of {asked.method} on {asked.data} would take about {takes.clients / 1e9:,.0f} GB "
+                f"of disk, and {where} has {free / 1e9:,.0f} GB; {own if method.own_leaves() else 'free some'}"
+            )
     there = installed()
     if there is None:
         return
-    takes = needed(method, federation, asked.chunk, asked.threads or os.cpu_count() or 1)
     total = takes.total - (takes.clients if asked.mapped else 0)
     if total <= there:
         return
@@ -114,7 +124,8 @@ def federation_of(
     data = load(asked.data, asked.min_interactions, progress) if own is None else own
     if asked.clients > data.n_users and not method.pooled:
         raise UserError(f"clients={asked.clients} is more than the {data.n_users:,} users of {data.name}")
-    return clients_of(asked, method, split(data, asked.protocol, asked.seed))
+    divided = split(data, asked.protocol, asked.seed)
+    return clients_of(asked, method, divided if asked.tested else divided.untested())
 
 
 def clients_of(asked: RunConfig, method: Method, divided: Split) -> Federation:

@@ -20,6 +20,7 @@ from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Moment
 from tacit.core.payload import Payload, State
 from tacit.core.rounds import sample
+from tacit.core.trained import used
 from tacit.data.cohort import Federation
 from tacit.errors import UserError, unknown
 from tacit.privacy.attacks import ATTACKS, Clues, Marks, Success, clues, item_tables, sent_tables, success
@@ -132,7 +133,8 @@ def observe(fleet: SimulatedFleet, server: State, ids: Tensor, after: int, round
             return
         seen = _Seen(fleet, server, ids)
         uploads = seen.watched(fleet.train(server, ids, round, Traffic()))
-        server = method.aggregate(server, uploads, Moment(round, fleet.federation.seed))
+        now = Moment(round, fleet.federation.seed)
+        server = method.aggregate(server, used(method, uploads, now), now)
         earlier = seen.close(earlier)
         if seen.found:
             yield seen.clues()

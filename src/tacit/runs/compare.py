@@ -12,7 +12,7 @@ from tacit.data.frames import Kind, as_kind, kind_of, named
 from tacit.data.interactions import Interactions
 from tacit.errors import UserError
 from tacit.methods import find
-from tacit.runs.assembly import check
+from tacit.runs.assembly import check, fitted
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import Summary, Watch, resume, start
 
@@ -155,7 +155,9 @@ def is_of(folder: RunFolder, asked: RunConfig) -> bool:
         before = build(cls, folder.run["settings"])  # with what has become a setting since
     except UserError:  # one of its settings no longer exists
         return False
-    return one == other and before == method
+    items = folder.run.get("data", {}).get("items", 0)
+    left_to_the_data = (fitted(method, items, ordered)[0] for ordered in (True, False))
+    return one == other and before in (method, *left_to_the_data)
 
 
 def _plain(asked: RunConfig) -> dict[str, Any]:

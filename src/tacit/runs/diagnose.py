@@ -14,16 +14,18 @@ from torch import Tensor
 
 from tacit.core import capabilities
 from tacit.core.payload import State
-from tacit.core.rounds import Plan, Progress
+from tacit.core.rounds import Plan, Progress, sample
 from tacit.core.trained import Trained
 from tacit.errors import UserError
 from tacit.evaluation.clusters import agreement, kept, silhouette
 from tacit.evaluation.diagnostics import collapse, information_abundance, spectrum, variance
+from tacit.evaluation.likeness import coordinates, relations, retained
 from tacit.evaluation.protocol import by_activity
 from tacit.runs.run import Run, Watch
 
 FILE = "diagnostics.jsonl"
 BLOCK = 128  # clients whose tables are held at once
+COMPARED, ROWS = 64, 100  # clients whose tables are compared, and the items of each
 RANKED = "ranked with"  # the table a client scores its items by
 
 
@@ -43,6 +45,9 @@ class Diagnosis:
     separability: float | None = None  # by the server's clusters of items, where it has any: a mean, the lowest and
     lowest: float | None = None  # the highest of the group's tables
     highest: float | None = None
+    coordinates: float | None = None  # how alike some clients' tables are, of everyone's: see evaluation.likeness
+    relations: float | None = None
+    retained: float | None = None
 
 
 @dataclass(frozen=True)
@@ -81,14 +86,28 @@ def diagnose(run: Run, server: State, round: int) -> list[Line]:
     for ids in torch.split(torch.arange(federation.n_clients), BLOCK):
         for name, tables in clients_tables(run, server, ids):
             found.setdefault(name, []).append(_figures(tables, labels))
+    alike = _alike(run, server)
     for name, parts in found.items():
         wide = max(part.shape[1] for part, _, _ in parts)
         values = torch.cat([F.pad(part, (0, wide - part.shape[1])) for part, _, _ in parts])  # (clients, d)
         uneven, apart = (torch.cat(column) for column in list(zip(*parts, strict=True))[1:])
         for g, inside in groups.items():
             if inside.any():
-                out.append(_mean(round, name, "clients", g, values[inside], uneven[inside], apart[inside]))
+                line = _mean(round, name, "clients", g, values[inside], uneven[inside], apart[inside])
+                out.append(dataclasses.replace(line, **alike.get(name, {})) if g == "everyone" else line)
     return out
+
+
+def _alike(run: Run, server: State) -> dict[str, dict[str, Any]]:
+    """How alike the tables of some clients are, by the table's name; nothing where they are one."""
+    federation, seed = run.fleet.federation, run.config.seed
+    ids = sample(federation.n_clients, max(COMPARED, 2), seed, 0)
+    items = sample(federation.n_items, max(ROWS, 2), seed, 0)
+    return {
+        name: {f.__name__: f(tables[:, items]) for f in (coordinates, relations, retained)}
+        for name, tables in clients_tables(run, server, ids)
+        if len(ids) > 1 and tables.stride(0)
+    }
 
 
 def _labels(server: State, M: int) -> Tensor | None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tacit.config import RunConfig, build, config
 from tacit.core.capabilities import refined
-from tacit.data.splits import Protocol
+from tacit.data.protocols import Protocol
 from tacit.errors import UserError, unknown
 from tacit.evaluation import metrics
 from tacit.methods import find

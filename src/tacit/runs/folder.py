@@ -6,10 +6,12 @@ rounds.jsonl         one line per round
 checkpoints/         round-N/server.safetensors and clients.safetensors; index.json names the last and the best.
                      After a user was forgotten or taken in, revision-N with life.json beside them
 summary.json         the result, once the run is finished
+users.npz            each user's hits in the test, for paired tests over users
 .lock                held by the one process that writes; readers need none
 """
 
 import dataclasses
+import io
 import math
 import shutil
 from collections.abc import Iterator
@@ -17,11 +19,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tacit.core.payload import State
 from tacit.core.rounds import Progress, RoundRecord
 from tacit.data import kept
 from tacit.data.interactions import Interactions
 from tacit.errors import UserError
+from tacit.evaluation.protocol import Result
 from tacit.runs.compact import compacted, restored
 from tacit.runs.files import (
     append,
@@ -38,7 +44,7 @@ from tacit.runs.files import (
     writing,
 )
 
-LOCK = ".lock"
+LOCK, HITS = ".lock", "users.npz"
 
 
 class RunFolder:
@@ -117,6 +123,24 @@ class RunFolder:
         """Keep these data, in place of others."""
         write_bytes(self.path / kept.FILE, kept.packed(data))
 
+    def keep_hits(self, test: Result) -> None:
+        """Keep which of the first places of each user's list are hits, a bit each, and how many there were to find."""
+        if test.ranked is not None and test.who is not None:
+            hits, total = test.ranked.hits.numpy(), test.ranked.total.numpy()
+            self._pack_hits(test.who.numpy().astype(np.int32), np.packbits(hits, axis=1), total.astype(np.int32))
+
+    def drop_hits(self, user: int) -> None:
+        """Forget those of one user."""
+        if (self.path / HITS).exists():
+            with np.load(self.path / HITS) as there:
+                rest = there["user"] != user
+                self._pack_hits(*(there[name][rest] for name in ("user", "hits", "total")))
+
+    def _pack_hits(self, user: NDArray[Any], hits: NDArray[Any], total: NDArray[Any]) -> None:
+        file = io.BytesIO()
+        np.savez_compressed(file, user=user, hits=hits, total=total)
+        write_bytes(self.path / HITS, file.getvalue())
+
     @property
     def run(self) -> dict[str, Any]:
         """run.json."""
@@ -140,6 +164,11 @@ class RunFolder:
         """The round of the best checkpoint, 0 before the first; a run under way may have a better round since."""
         index = self._index()
         return int(index.get("kept", index.get("best_round", 0)))
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """Seconds and CPU seconds up to the last checkpoint."""
+        return dict(self._index().get("spent", {}))
 
     @property
     def revision(self) -> int:

@@ -56,7 +56,6 @@ class Life:
         changed = {place[user]: np.array(items, dtype=np.int64) for user, items in self.sequences.items()}
         train = _rebuilt(split.train, total, gone, changed)
         grown = replace(data, user_ids=np.concatenate([data.user_ids, np.array(fresh, dtype=np.str_)]))
-        padding = np.full((len(fresh), 99), -1, dtype=np.int64)
         return replace(
             split,
             data=grown if fresh else data,
@@ -64,7 +63,6 @@ class Life:
             valid=_rebuilt(split.valid, total, gone, {}),
             test=_rebuilt(split.test, total, gone, {}),
             barred=train.sorted(),
-            negatives={part: np.concatenate([drawn, padding]) for part, drawn in split.negatives.items()},
         )
 
 
@@ -75,7 +73,7 @@ def forget(run: "Run", user_id: str) -> None:
         if str(user_id) in life.forgotten:
             _scrub(run.folder, user)
             raise UserError(f"user '{user_id}' is already forgotten by {run.folder.path}")
-        server = method.revise(run.load_best(), run.split.train[user], np.zeros(0, dtype=np.int64))
+        server = method.revise(run.load_best(), run.split.orders(user), ())
         life.forgotten.append(str(user_id))
         life.sequences.pop(str(user_id), None)
         run.folder.revise(server, run.fleet.store.leaves, asdict(life))
@@ -83,7 +81,8 @@ def forget(run: "Run", user_id: str) -> None:
 
 
 def _scrub(folder: RunFolder, user: int) -> None:
-    """Remove a forgotten user's interactions from the data that a folder keeps, if it keeps any."""
+    """Remove a forgotten user's interactions from the data that a folder keeps, if it keeps any, and their hits."""
+    folder.drop_hits(user)
     data = folder.data
     if data is not None and user < data.n_users and (data.user == user).any():
         folder.keep(kept.without(data, user))
@@ -133,7 +132,9 @@ def update(
             repeated += len(inside) - len(extra)
             if extra:
                 sequence = np.concatenate([old, np.array(extra, dtype=np.int64)])
-                server = method.revise(server, old, sequence)
+                row = known_users.get(name, -1)
+                before = run.split.orders(row, old) if len(old) else ()
+                server = method.revise(server, before, run.split.orders(row, sequence))
                 life.sequences[name] = sequence.tolist()
                 fresh += name not in known_users
                 added += len(extra)

@@ -16,7 +16,7 @@ from tacit.core.capabilities import Telling
 from tacit.core.fleet import Guard, SimulatedFleet, Traffic
 from tacit.core.method import Moment
 from tacit.core.payload import Payload, State
-from tacit.core.trained import Trained
+from tacit.core.trained import Trained, singly, used
 from tacit.data.cohort import Federation
 from tacit.data.ragged import Ragged
 from tacit.errors import UserError
@@ -89,7 +89,7 @@ def poison(
 
 def _fits(run: Run, defence: Defence) -> bool:
     trained = isinstance(run.method, Trained)
-    return trained and not (defence.guard.robust and run.method.individual) if defence.guard != Guard() else True
+    return trained and not (defence.guard.robust and singly(run.method)) if defence.guard != Guard() else True
 
 
 class _Play:
@@ -128,7 +128,8 @@ class _Play:
             spoiled = self.attack != "none" and not (after and round == first)
             uploads = self._checked(fleet.train(server, asked, round, traffic), server, asked, round, traffic, spoiled)
             whole = guarded_mean(uploads, method.downlink(server, ids[:1]), self.defence.guard.robust)
-            server = method.aggregate(server, whole, Moment(round, self.federation.seed)) | usual(traffic.norms)
+            now = Moment(round, self.federation.seed)
+            server = method.aggregate(server, used(method, whole, now), now) | usual(traffic.norms)
             if not isinstance(method, Trained) and round == run.folder.best_round:
                 break  # the solution that validation chose
         exposure, ndcg = self._measured(fleet, server)

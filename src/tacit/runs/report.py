@@ -6,6 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from tacit.data.protocols import SHARES
 from tacit.data.summary import Summary as DataSummary
 from tacit.evaluation.metrics import Metrics
 from tacit.privacy.attacks import ATTACKS
@@ -16,7 +17,7 @@ from tacit.runs.experiments import Cell, Experiment, headings, table_rows
 from tacit.runs.poison import Poisoning
 from tacit.runs.run import Recommendation, Summary
 from tacit.runs.skew_study import Group, apart, every
-from tacit.runs.wording import budget, size
+from tacit.runs.wording import FILE_ORDER, budget, size
 
 _EQUAL = (
     ": which of them came first is not known, and strict takes them in a seeded random order per user, so that what is "
@@ -29,7 +30,7 @@ def columns(protocol: str) -> list[tuple[str, bool]]:
     """The metrics a protocol is read by, and whether each is of the sampled ranking."""
     if protocol == "strict":
         return [("HR@10", False), ("NDCG@10", False), ("HR@10", True), ("NDCG@10", True)]
-    if protocol == "ratio":
+    if protocol in SHARES:
         return [("Recall@20", False), ("NDCG@20", False), ("F1@10", False), ("MRR@10", False)]
     return [("HR@5", False), ("NDCG@5", False), ("HR@10", False), ("NDCG@10", False)]
 
@@ -87,7 +88,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     first = rows[0].runs[0]
     oracle = next((row for row in rows if row.method == "oracle"), None)
     sampled = first.protocol == "strict"
-    if oracle is not None and first.protocol != "ratio":
+    if oracle is not None and first.protocol not in SHARES:
         level = oracle.mean("HR@10", sampled)
         beaten = [r.method for r in rows if r is not oracle and r.mean("HR@10", sampled) < level]
         if beaten and level > 0.2:
@@ -96,6 +97,8 @@ def remarks(rows: Sequence[Row]) -> list[str]:
                 f"HR@10 {level:.3f}, above {', '.join(beaten)}. Figures of methods that remember which items were "
                 "never drawn as negatives mean nothing here; --protocol strict is honest."
             )
+    if first.protocol == "fileorder":
+        out.append(FILE_ORDER)
     if any(row.runs[0].settings.get("history") == "known" for row in rows):
         out.append("* scored with the validation item as input, which a device knows at test time.")
     if noise := next((run.ldp for row in rows for run in row.runs if run.ldp), None):
@@ -152,6 +155,18 @@ def skew(found: Sequence[Group]) -> Table:
             cells.append(f"{group.valid[number - 1]:.4f}")
             table.add_row("" if place else str(number), group.name, *cells, end_section=group is found[-1])
     return table
+
+
+def lemma(found: Sequence[Group]) -> list[str]:
+    """Of every group with averaging, what came of PFedCLR's Lemma 3.3, in a sentence each."""
+    return [
+        f"Lemma 3.3, {group.name}, after {len(group.sums)} rounds: skew has added up to {last.added:.3g}, and the "
+        f"lemma allows {last.allowed:.3g} at most; {last.over:.0%} of the clients have more than that. Its premise "
+        f"holds for {last.fit:.0%}: of all gaps between a client's rows and the server's, {last.grown:.0%} grew in the "
+        f"last round."
+        for group in found
+        if group.sums and (last := group.sums[-1])
+    ]
 
 
 SKEW = (
@@ -223,6 +238,17 @@ def clusters(found: Sequence[Line]) -> Table | None:
         cells = ("–" if x is None else f"{x:.3f}" for x in figures)
         table.add_row(str(round), str(len(set(line.labels))), str(line.before or "–"), *cells)
     return table
+
+
+def likeness_remarks(found: Sequence[Line]) -> list[str]:
+    """How alike the tables of clients are, where they differ."""
+    return [
+        f"Round {d.round}, {d.of}: {d.table}. Two clients' rows of one item have a cosine of {d.coordinates:.3f}, "
+        f"their similarities of all pairs of items a correlation of {d.relations:.3f}; the mean of their tables keeps "
+        f"{d.retained:.3f} of the distances between items (FedCIA, Eq. 4)."
+        for d in found
+        if isinstance(d, Diagnosis) and d.coordinates is not None
+    ]
 
 
 def cluster_remarks(found: Sequence[Line]) -> list[str]:
@@ -332,6 +358,8 @@ def data_figures(summary: DataSummary) -> list[str]:
         if summary.equal_times is None
         else f"{100 * summary.equal_times:.0f}% of neighbouring interactions share a time stamp"
         + (_EQUAL if summary.equal_times > 0.5 else ""),
+        f"the most popular tenth of the items has {100 * summary.top_tenth:.0f}% of the interactions (Gini "
+        f"{summary.gini:.2f}); the log degrees of an interaction's user and item correlate by {summary.degrees:.2f}",
         f"{summary.duplicates:,} repeated (user, item) rows folded into one",
         f"{summary.users_below_3:,} users with fewer than 3 interactions: trained on, never held out",
         "",

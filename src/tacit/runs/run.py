@@ -27,12 +27,12 @@ from tacit.data.interactions import Interactions
 from tacit.data.splits import Split
 from tacit.errors import UserError
 from tacit.evaluation.metrics import Metrics, all_of
-from tacit.evaluation.protocol import Evaluator, Result, by_activity, gap
+from tacit.evaluation.protocol import Evaluator, Result, by_activity, gap, validated
 from tacit.methods import find
 from tacit.privacy.secure_fleet import SecureFleet
 from tacit.runs.assembly import (
     Protecting,
-    check_memory,
+    check_room,
     clients_of,
     description,
     federation_of,
@@ -51,6 +51,10 @@ from tacit.runs.summary import Summary, clock, summarise
 __all__ = ["Recommendation", "Run", "Summary", "Watch", "reopen", "resume", "run", "start"]
 
 Watch = Callable[[Progress, Plan], None]  # told of every finished round
+
+
+class Stopped(Exception):
+    """Raised by a watch that has seen enough: the round is saved, and the run can be resumed."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +98,9 @@ class Run:
             self.fleet.store.load(clients)
         progress, before = self.folder.progress(server)
         spent = clock(before)
-        saver = Saver(self.folder, self.config.checkpoint_every, self.fleet.store.leaves, spent)
+        saver = Saver(self.folder, self.config.checkpoint_every, self.fleet.store.kept, spent)
         evaluator = Evaluator(self.split, all_of(self.config.select, *self.config.metrics))
+        some = validated(self.split.n_users, self.split.seed, self.config.evaluate_users)
 
         def record(progress: Progress, improved: bool) -> None:
             self.folder.log(progress.history[-1])
@@ -103,12 +108,12 @@ class Run:
             try:
                 if watch:
                     watch(progress, self.plan)
-            except KeyboardInterrupt:  # within a round clients are in two states, here they are in one
+            except (KeyboardInterrupt, Stopped):  # within a round clients are in two states, here they are in one
                 saver.save(progress)
                 raise
 
         def validate(server: State) -> Metrics:
-            return evaluator(self.fleet.scores(server, "valid"), "valid").main
+            return evaluator(self.fleet.scores(server, "valid", some), "valid", sampled_too=False).main
 
         budget = self.mechanism.epsilon if self.mechanism else None
         progress = federate(self.method, self.fleet, validate, self.plan, record, progress, budget)
@@ -116,8 +121,9 @@ class Run:
         best = self._at_best(progress)
         activity = by_activity(self.split)
         test = Result({})
-        if self.split.evaluates:
+        if self.split.evaluates and self.config.tested:
             test = evaluator(self.fleet.scores(best, "test"), "test", activity | self.groups())
+            self.folder.keep_hits(test)
         everyone, to_rank = self.fleet.federation.n_clients, self.bytes_to_rank(best)
         moved = sum(r.bytes_down for r in progress.history)
         # a closed form's clients have what they rank with after all rounds: everybody downloads it once
@@ -153,7 +159,7 @@ class Run:
             plan = dataclasses.replace(self.plan, rounds=progress.best_round, patience=0)
             again = Progress(server, kept)
             server = federate(self.method, self.fleet, lambda _: {plan.select: 0.0}, plan, _nothing, again).server
-            self.folder.save_best(server, self.fleet.store.leaves)
+            self.folder.save_best(server, self.fleet.store.kept())
         return server
 
     def load_best(self) -> State:
@@ -173,7 +179,7 @@ class Run:
     def bytes_kept(self) -> float:
         """What a client keeps for its next training, on average: all but what it needs only for ranking."""
         beside = {"trained", *(f"own_{name}" for name in self.method.own_leaves())}
-        kept = sum(leaf.nbytes for name, leaf in self.fleet.store.leaves.items() if name not in beside)
+        kept = sum(leaf.nbytes for name, leaf in self.fleet.store.rows.items() if name not in beside)
         return kept / self.fleet.federation.n_clients
 
     def groups(self) -> dict[str, torch.Tensor]:
@@ -227,15 +233,17 @@ def begin(
     configuration: RunConfig, method: Method, federation: Federation, out: Path | None, keep: bool, **more: Any
 ) -> Run:
     """The folder of a new run, described, and the run; `more` is written down with it."""
-    check_memory(configuration, method, federation)
+    check_room(configuration, method, federation, out or Path("runs"))
     mechanism = mechanism_of(configuration, method, federation)
     divided = federation.split
+    some = validated(federation.n_users, federation.seed, configuration.evaluate_users)
     figures = {
         "users": federation.n_users,
         "items": federation.n_items,
         "interactions": len(divided.data),
         "duplicates": divided.data.duplicates,
         "users_too_short": divided.too_short,
+        "users_in_validation": federation.n_users if some is None else len(some),
     }
     written = description(configuration, method, mechanism, divided.data.fingerprint(), figures, **more)
     folder = RunFolder.create(out or free_folder(configuration), written, divided.data if keep else None)

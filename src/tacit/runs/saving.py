@@ -18,7 +18,9 @@ PAUSE = 60.0  # seconds after which a round that is no better is saved, too
 class Saver:
     """Saves better rounds while saving stays within its share, others when nothing was saved for a while."""
 
-    def __init__(self, folder: RunFolder, every: int, clients: State, spent: Callable[[], dict[str, float]]) -> None:
+    def __init__(
+        self, folder: RunFolder, every: int, clients: Callable[[], State], spent: Callable[[], dict[str, float]]
+    ) -> None:
         self.folder = folder
         self.every = every
         self.clients = clients
@@ -40,7 +42,7 @@ class Saver:
         """Save a finished round, unless that is done."""
         if progress.round != self.round:
             before = _now()
-            self.folder.save(progress, self.clients, self.spent())
+            self.folder.save(progress, self.clients(), self.spent())
             self.round = progress.round
             self.ended = _now()
             self.last = _since(before)

@@ -3,7 +3,7 @@
 import csv
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,18 @@ from torch import Tensor
 from tacit.config import config
 from tacit.core.rounds import Plan, Progress, sample
 from tacit.core.trained import Trained
-from tacit.evaluation.skew import Balance, balance
+from tacit.evaluation.skew import Accumulated, Balance, Sum, balance
+from tacit.runs.experiments import slug
 from tacit.runs.run import Run, Watch, start
 
 CLIENTS = 256  # whose skew is measured in a round, at most
 PFEDCLR = {"epochs": 10, "optimizer": "adam", "lr": 0.01, "table_lr": 0.0, "init": 0.01}  # its setting of FedMF
 GROUPS: dict[str, tuple[str, dict[str, Any]]] = {
-    "with averaging": ("fedmf", PFEDCLR | {"scored_with": "own"}),
+    "with averaging": ("fedmf", PFEDCLR | {"scored_with": "own", "aggregated": 0.6}),
     "alone": ("localmf", PFEDCLR),
-    "PFedCLR": ("pfedclr", {"fraction": 1.0}),
+    "AF": ("pfedclr", {"variant": "af"}),
+    "CF": ("pfedclr", {"variant": "cf"}),
+    "PFedCLR": ("pfedclr", {}),
 }
 
 
@@ -33,9 +36,10 @@ class Group:
     """One way of training the same users."""
 
     name: str
-    balances: list[Balance | None]  # by round; None where nothing is averaged
+    balances: list[Balance | None]  # by round; None where nothing is averaged, or ranked with the server's table
     vectors: NDArray[np.float32]  # (rounds, users, d)
     valid: list[float]  # HR@10 by round
+    sums: Sequence[Sum | None] = ()  # Lemma 3.3 by round, where there are balances
 
 
 def study(
@@ -45,12 +49,12 @@ def study(
     groups = []
     for name, (method, settings) in GROUPS.items():
         asked = config(method=method, data=data, rounds=rounds, settings=settings, checkpoint_every=rounds, **options)
-        run = start(asked, out / method)
+        run = start(asked, out / slug(name))
         groups.append(_follow(name, run, _followed(run, users), begin(name) if begin else None))
     with (out / "skew.jsonl").open("w") as file:
         for group in groups:
-            for number, (found, valid) in enumerate(zip(group.balances, group.valid, strict=True), 1):
-                terms = dataclasses.asdict(found) if found else {}
+            for number, (valid, *found) in enumerate(zip(group.valid, group.balances, group.sums, strict=True), 1):
+                terms = {name: x for one in found if one for name, x in dataclasses.asdict(one).items()}
                 file.write(json.dumps({"group": group.name, "round": number, "valid HR@10": valid, **terms}) + "\n")
     _write_trajectories(out / "trajectories.csv", groups, _followed(run, users), run)
     return groups
@@ -70,6 +74,9 @@ def _follow(name: str, run: Run, users: Tensor, watch: Watch | None) -> Group:
     balances: list[Balance | None] = []
     vectors: list[NDArray[np.float32]] = []
     valid: list[float] = []
+    sums: list[Sum | None] = []
+    rate = run.method.lr if isinstance(run.method, Trained) else 0.0
+    accumulated = Accumulated(rate)
     measured = sample(run.split.n_users, CLIENTS, run.config.seed, 0)
     label = run.fleet.federation.people(measured).history()[:, 0]  # (N, M)
 
@@ -80,14 +87,16 @@ def _follow(name: str, run: Run, users: Tensor, watch: Watch | None) -> Group:
         valid.append(found["HR@10"] if found else float("nan"))
         if "own_items" in leaves:
             terms = (leaves["user"][measured], leaves["own_items"][measured], progress.server["items"], label)
-            balances.append(balance(*terms, run.method.lr if isinstance(run.method, Trained) else 0.0))
+            balances.append(balance(*terms, rate))
+            sums.append(accumulated.add(*terms))
         else:
             balances.append(None)
+            sums.append(None)
         if watch:
             watch(progress, plan)
 
     run.go_on(follow)
-    return Group(name, balances, np.stack(vectors), valid)
+    return Group(name, balances, np.stack(vectors), valid, sums)
 
 
 def _write_trajectories(path: Path, groups: list[Group], users: Tensor, run: Run) -> None:

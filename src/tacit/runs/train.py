@@ -88,6 +88,8 @@ def _chosen(
     most = method.length(asked.rounds)
     trained = isinstance(method, Trained)
     if (trained and asked.rounds) or most == 1 or not (trained or isinstance(method, Choosing)):
+        if asked.evaluate_users is not None:
+            raise UserError(f"{asked.method} has nothing left to choose by validation here; leave out --evaluate-users")
         return method, asked.rounds, "; ".join(words)
     if asked.ldp or asked.dp or (isinstance(method, Budgeted) and method.spent(1) is not None):
         raise UserError(

@@ -2,6 +2,11 @@
 
 import math
 
+FILE_ORDER = (
+    "The protocol fileorder withholds what happens to stand last in a file, which is neither the latest nor a sample: "
+    "its figures are for comparison with HeteFedRec's alone."
+)
+
 
 def size(value: float) -> str:
     """Bytes for people."""

@@ -117,7 +117,7 @@ def _runs(app: FastAPI, studio: Studio) -> None:
     @app.get("/api/choices")
     def choices() -> dict[str, list[str]]:
         from tacit.data import sources
-        from tacit.data.splits import PROTOCOLS
+        from tacit.data.protocols import PROTOCOLS
         from tacit.methods import known
 
         return {"methods": sorted(known()), "data": sources.names(), "protocols": list(PROTOCOLS)}

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from tacit.data.splits import PROTOCOLS, split
+from tacit.data.protocols import PROTOCOLS
+from tacit.data.splits import split
 from tacit.evaluation.metrics import KS, Rankings, all_of, measured
 from tacit.evaluation.metrics.beyond import Coverage, Gini, Novelty, Popularity
 from tacit.evaluation.protocol import Evaluator

@@ -12,6 +12,11 @@ from tacit.evaluation.metrics.ranking import full_hits, sampled_hits, top
 THEIRS = {"HR": Success, "NDCG": nDCG, "MRR": RR, "Recall": R, "Precision": P}
 
 
+def cells(mask):
+    """Where a mask (n, M) is True, as rows and columns."""
+    return mask.nonzero(as_tuple=True)
+
+
 def random_case(users, items, targets, seed, spread=False):
     """Scores without ties, targets (n, T) padded with -1, and excluded items."""
     draw = torch.Generator().manual_seed(seed)
@@ -52,7 +57,7 @@ def assert_same(hits, total, theirs):
 @pytest.mark.parametrize(("targets", "spread"), [(1, False), (2, False), (7, True), (30, True)])
 def test_full_ranking_agrees_with_ir_measures(targets, spread):
     scores, wanted, excluded = random_case(users=40, items=60, targets=targets, seed=targets, spread=spread)
-    hits = full_hits(scores, wanted, excluded, depth=20)
+    hits = full_hits(scores, wanted, cells(excluded), depth=20)
     allowed = [(~excluded[u]).nonzero().flatten().tolist() for u in range(40)]
     assert_same(hits, (wanted >= 0).sum(1), by_ir_measures(scores, wanted, allowed))
 
@@ -73,7 +78,7 @@ def test_sampled_ranking_agrees_with_ir_measures():
 def test_one_target_ranks_the_same_on_both_paths():
     scores, wanted, excluded = random_case(users=30, items=50, targets=1, seed=9)
     doubled = torch.cat([wanted, torch.full_like(wanted, -1)], 1)  # takes the path of many targets
-    assert torch.equal(full_hits(scores, wanted, excluded, 20), full_hits(scores, doubled, excluded, 20))
+    assert torch.equal(full_hits(scores, wanted, cells(excluded), 20), full_hits(scores, doubled, cells(excluded), 20))
 
 
 @pytest.mark.parametrize("targets", [1, 2])
@@ -81,10 +86,10 @@ def test_ties_count_against_the_target(targets):
     scores = torch.zeros(1, 30)
     wanted = torch.tensor([[4, 9][:targets]])
     nothing = torch.zeros(1, 30, dtype=torch.bool)
-    assert not full_hits(scores, wanted, nothing, 20).any()  # 28 or 29 equals stand before
+    assert not full_hits(scores, wanted, cells(nothing), 20).any()  # 28 or 29 equals stand before
     some = nothing.clone()
     some[0, 10:] = True  # ten items are left: 0 to 9
-    places = full_hits(scores, wanted, some, 20)[0].nonzero().flatten().tolist()
+    places = full_hits(scores, wanted, cells(some), 20)[0].nonzero().flatten().tolist()
     assert places == ([9] if targets == 1 else [8, 9])
 
 
@@ -93,7 +98,7 @@ def test_a_tie_moves_the_target_behind_its_equals_only(targets):
     scores = torch.tensor([[0.5, 0.9, 0.5, 0.5000001, 0.4999999, 0.1]])
     wanted = torch.tensor([[0, 5][:targets]])
     nothing = torch.zeros(1, 6, dtype=torch.bool)
-    places = full_hits(scores, wanted, nothing, 20)[0].nonzero().flatten().tolist()
+    places = full_hits(scores, wanted, cells(nothing), 20)[0].nonzero().flatten().tolist()
     assert places == ([3] if targets == 1 else [3, 5])  # behind 1, 3 and its equal 2, before 4
 
 
@@ -107,16 +112,16 @@ def test_ties_count_against_the_target_when_sampled():
 def test_excluded_items_never_rank(targets):
     scores, wanted, excluded = random_case(users=20, items=40, targets=targets, seed=5)
     scores[excluded] = 1e9
-    high = full_hits(scores, wanted, excluded, 20)
+    high = full_hits(scores, wanted, cells(excluded), 20)
     scores[excluded] = -1e9
-    assert torch.equal(high, full_hits(scores, wanted, excluded, 20))
+    assert torch.equal(high, full_hits(scores, wanted, cells(excluded), 20))
 
 
 @pytest.mark.parametrize("targets", [1, 2])
 def test_fewer_items_than_places(targets):
     scores = torch.tensor([[3.0, 2.0, 1.0]])
     wanted = torch.tensor([[1, 2][:targets]])
-    hits = full_hits(scores, wanted, torch.zeros(1, 3, dtype=torch.bool), 20)
+    hits = full_hits(scores, wanted, cells(torch.zeros(1, 3, dtype=torch.bool)), 20)
     assert hits.shape == (1, 20)
     assert hits[0].nonzero().flatten().tolist() == [1, 2][:targets]
 
@@ -127,7 +132,7 @@ def test_scores_are_left_as_they_were(dtype, targets):
     scores, wanted, excluded = random_case(users=5, items=30, targets=targets, seed=1)
     scores = scores.to(dtype)
     before = scores.clone()
-    full_hits(scores, wanted, excluded, 20)
+    full_hits(scores, wanted, cells(excluded), 20)
     sampled_hits(scores, wanted[:, 0], wanted, 20)
     assert torch.equal(scores, before)
 
@@ -138,20 +143,20 @@ def test_a_score_that_is_not_a_number_is_an_error(place):
     scores[1, place] = math.nan
     wanted = torch.tensor([[1], [2]])
     with pytest.raises(UserError, match=r"not a number.*smaller lr"):
-        full_hits(scores, wanted, torch.zeros(2, 10, dtype=torch.bool), 5)
+        full_hits(scores, wanted, cells(torch.zeros(2, 10, dtype=torch.bool)), 5)
     with pytest.raises(UserError, match=r"not a number.*smaller lr"):
         sampled_hits(scores, wanted[:, 0], torch.tensor([[3, 4], [3, 4]]), 5)
 
 
 def test_logits_beyond_the_saturation_of_sigmoids_still_have_an_order():
     scores = torch.tensor([[30.0, 40.0, 50.0]])  # float32 sigmoids of all three are 1
-    hits = full_hits(scores, torch.tensor([[2]]), torch.zeros(1, 3, dtype=torch.bool), 5)
+    hits = full_hits(scores, torch.tensor([[2]]), cells(torch.zeros(1, 3, dtype=torch.bool)), 5)
     assert hits[0, 0]
 
 
 def test_a_list_goes_from_the_best_to_the_worst_without_what_is_excluded():
     scores, _, excluded = random_case(users=20, items=40, targets=1, seed=5)
-    for user, items in enumerate(top(scores, excluded, 10).tolist()):
+    for user, items in enumerate(top(scores, cells(excluded), 10).tolist()):
         allowed = [i for i in range(40) if not excluded[user, i]]
         assert items == sorted(allowed, key=lambda i: -float(scores[user, i]))[:10]
 
@@ -161,7 +166,7 @@ def test_equals_stand_in_a_list_by_their_number(dtype):
     draw = torch.Generator().manual_seed(0)
     scores = torch.randint(0, 4, (50, 200), generator=draw).to(dtype)  # ties within lists and at their ends
     excluded = torch.rand(50, 200, generator=draw) < 0.3
-    for user, items in enumerate(top(scores, excluded, 20).tolist()):
+    for user, items in enumerate(top(scores, cells(excluded), 20).tolist()):
         allowed = [i for i in range(200) if not excluded[user, i]]
         assert items == sorted(allowed, key=lambda i: (-float(scores[user, i]), i))[:20]
 
@@ -169,4 +174,4 @@ def test_equals_stand_in_a_list_by_their_number(dtype):
 def test_a_list_ends_where_nothing_is_left():
     scores = torch.tensor([[1.0, 2.0, 3.0, -torch.inf]])
     excluded = torch.tensor([[False, True, False, False]])
-    assert top(scores, excluded, 6).tolist() == [[2, 0, -1, -1, -1, -1]]
+    assert top(scores, cells(excluded), 6).tolist() == [[2, 0, -1, -1, -1, -1]]

@@ -1,0 +1,196 @@
+"""Where a search looks: the ranges that a method declares beside its settings, and those that were typed instead."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tacit.core.capabilities import refined
+from tacit.core.method import Method
+from tacit.core.settings import Choices, Search, Setting, choices_of, settings_of
+from tacit.errors import UserError, unknown
+from tacit.methods import find
+
+WAY = "write key=low:high, key=low:high:log or key=a,b,c, as in --range lr=0.01:1:log"  # lists as in layers=8/16,8
+
+
+class Suggests(Protocol):
+    """What draws values: a trial of Optuna."""
+
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
+        """A number between two."""
+
+    def suggest_int(self, name: str, low: int, high: int, *, log: bool = False) -> int:
+        """A whole number between two, both included."""
+
+    def suggest_categorical(self, name: str, choices: list[Any]) -> Any:
+        """One of several."""
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One setting that is searched: between two numbers, or among values."""
+
+    name: str
+    default: Any
+    values: tuple[Any, ...] = ()  # empty: a range
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    whole: bool = False
+    zero: bool = False
+    when: str = ""
+
+    def __str__(self) -> str:
+        """As --range takes it: `lr=0.01:1:log`."""
+        if self.values:
+            return f"{self.name}={' or '.join(map(_short, self.values))}"
+        return f"{self.name}={self.low:.3g}:{self.high:.3g}{':log' * self.log}{' or 0' * self.zero}"
+
+    @property
+    def contains_default(self) -> bool:
+        """Whether the method's own value can be drawn."""
+        if self.values:
+            return self.default in self.values
+        return (self.zero and not self.default) or self.low <= self.default <= self.high
+
+    @property
+    def at_default(self) -> dict[str, Any]:
+        """The method's own value as a trial writes it down."""
+        if self.values:
+            return {self.name: _text(self.default)}
+        switch = {f"{self.name} is on": bool(self.default)} if self.zero else {}
+        return switch | ({self.name: self.default} if self.default or not self.zero else {})
+
+    def draw(self, trial: Suggests) -> Any:
+        """A value; numbers have three digits, so that a command can be read."""
+        if self.values:
+            texts = list(map(_text, self.values))
+            return self.values[texts.index(trial.suggest_categorical(self.name, texts))]
+        if self.zero and not trial.suggest_categorical(f"{self.name} is on", [False, True]):
+            return 0
+        if self.whole:
+            return trial.suggest_int(self.name, int(self.low), int(self.high), log=self.log)
+        value = trial.suggest_float(self.name, self.low, self.high, log=self.log)
+        return value if value == self.default else float(f"{value:.3g}")
+
+    def active(self, settings: Mapping[str, Any]) -> bool:
+        """Whether it matters beside these settings."""
+        key, sign, values = self.when.partition("=")
+        if not key or key not in settings:
+            return not key
+        return str(settings[key]) in values.split("|") if sign else bool(settings[key])
+
+
+Space = tuple[Dimension, ...]
+
+
+def space_of(method: str, fixed: Mapping[str, Any], ranges: Mapping[str, str]) -> Space:
+    """What is searched of a method: what it declares, without what is fixed, with the ranges that were given."""
+    cls = refined(find(method), fixed)
+    known = settings_of(cls)
+    for key in [*fixed, *ranges]:
+        if key not in known:
+            raise unknown(f"setting of {method}", key, known)
+    if both := next((key for key in ranges if key in fixed), None):
+        raise UserError(f"{both} is both fixed with --set and searched with --range; leave one out")
+    found = [
+        _given(known[key], ranges[key]) if key in ranges else _declared(known[key])
+        for key in known
+        if key not in fixed and (key in ranges or _searched(cls, known[key]))
+    ]
+    return tuple(sorted(found, key=lambda one: bool(one.when)))  # what others depend on is drawn first
+
+
+def shared_ranges(methods: Iterable[str], given: Mapping[str, Any], sign: str) -> dict[str, dict[str, Any]]:
+    """Method -> those of the settings given that it has; one that no method has is an error."""
+    fields = {name: settings_of(refined(find(name), given)) for name in methods}
+    for key in given:
+        if not any(key in known for known in fields.values()):
+            if len(fields) == 1:
+                ((name, known),) = fields.items()
+                raise unknown(f"setting of {name}", key, known)
+            raise UserError(f"no method here has a setting '{key}', given with {sign}: {', '.join(fields)}")
+    return {name: {k: v for k, v in given.items() if k in known} for name, known in fields.items()}
+
+
+def drawn(space: Space, trial: Suggests, fixed: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a trial: those that matter and differ from the method's `own`."""
+    chosen: dict[str, Any] = {}
+    for one in space:
+        if one.active({**own, **fixed, **chosen}):
+            chosen[one.name] = one.draw(trial)
+    return {key: value for key, value in chosen.items() if value != own[key]}
+
+
+def combinations(space: Space) -> float:
+    """How many settings there are to try; infinite with any that is not whole."""
+    return math.prod(len(d.values) or (d.high - d.low + 1 if d.whole else math.inf) for d in space)
+
+
+def _searched(cls: type[Method], setting: Setting) -> bool:
+    """Pooled data have nobody who could rank with a table of its own."""
+    if isinstance(setting.search, Choices) and len(setting.search.values) == 1:
+        return False
+    return setting.search is not None and not (cls.pooled and setting.name == "scored_with")
+
+
+def _declared(setting: Setting) -> Dimension:
+    name, default, search = setting.name, setting.default, setting.search
+    if isinstance(search, Choices):
+        values = tuple(map(setting.parse, search.values or choices_of(setting.kind)))
+        return Dimension(name, default, values if default in values else (default, *values), when=search.when)
+    assert isinstance(search, Search)
+    low, high = (max(1, round(x)) if setting.whole else x for x in (search.low, search.high))
+    if setting.whole and search.low == 0:
+        low = 0
+    return Dimension(name, default, (), low, high, search.log, setting.whole, search.zero, search.when)
+
+
+def _given(setting: Setting, text: str) -> Dimension:
+    """A range as it was typed, checked against the setting's type and limits."""
+    said, when = f"--range {setting.name}={text}", setting.search.when if setting.search else ""
+    low, colon, rest = text.partition(":")
+    high, _, scale = rest.partition(":")
+    try:
+        if not colon:
+            parts = text.split("/" if isinstance(setting.default, tuple) else ",")
+            values = tuple(dict.fromkeys(setting.parse(part) for part in parts))
+            if len(values) < 2:
+                raise ValueError(f"one value is no range; --set {setting.name}={text} fixes it")
+            return Dimension(setting.name, setting.default, values, when=when)
+        ends = [setting.parse(low), setting.parse(high)]
+        if not all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends):
+            raise ValueError(f"it is not a number; write its values, as in {setting.name}=a,b,c")
+        if scale not in ("", "log"):
+            raise ValueError(f"'{scale}' is no scale; write log, or nothing")
+        if ends[0] >= ends[1]:
+            raise ValueError("the low end must be below the high one")
+        if scale and ends[0] <= 0:
+            raise ValueError("a log scale must start above 0")
+    except ValueError as error:
+        raise UserError(f"{said} is invalid: {error}") from None
+    low_end, high_end = ends
+    return Dimension(setting.name, setting.default, (), low_end, high_end, bool(scale), setting.whole, when=when)
+
+
+def parse_ranges(pairs: Iterable[str]) -> dict[str, str]:
+    """`key=low:high[:log]` and `key=a,b,c` from the command line."""
+    out: dict[str, str] = {}
+    for pair in pairs:
+        key, sign, text = pair.partition("=")
+        if not (key and sign and text):
+            raise UserError(f"'{pair}' is not a range; {WAY}")
+        if key in out:
+            raise UserError(f"--range {key} is given twice; leave one out")
+        out[key] = text
+    return out
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value)
+
+
+def _short(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
