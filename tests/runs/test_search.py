@@ -18,7 +18,7 @@ from tacit.runs.run import resume
 from tacit.runs.search import Budget, opened, search
 from tacit.runs.search_final import RESULT, run_finals
 from tacit.runs.search_report import importance, save
-from tacit.runs.search_space import Dimension, drawn, parse_ranges, space_of
+from tacit.runs.search_space import Dimension, drawn, parse_ranges, points, space_of
 from tacit.runs.search_trials import work
 
 QUICK = {"data": "demo", "rounds": 6, "threads": 1}
@@ -46,6 +46,44 @@ def test_every_method_can_be_made_from_its_ranges(name):
     settings = drawn(space, Middle(), {}, own)
     method = method_of(config(method=name, settings=settings, data="demo"))
     assert all(getattr(method, key) == value for key, value in settings.items())
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if find(name).starts])
+def test_every_start_lies_in_its_own_ranges(name):
+    space, own = space_of(name, {}, {}), {key: one.default for key, one in settings_of(find(name)).items()}
+
+    class There(Middle):
+        def __init__(self, point):
+            self.point = point
+
+        def suggest_float(self, name, low, high, *, log=False):
+            assert low <= self.point[name] <= high
+            return self.point[name]
+
+        def suggest_int(self, name, low, high, *, log=False):
+            return self.suggest_float(name, low, high)
+
+        def suggest_categorical(self, name, choices):
+            assert self.point[name] in choices
+            return self.point[name]
+
+    found = [drawn(space, There(point), {}, own) for point in points(space)]
+    assert found[0] == {}
+    for start, settings in zip(find(name).starts, found[1:], strict=True):
+        assert settings == {key: value for key, value in start.items() if value != own[key]}
+        method_of(config(method=name, settings=settings, data="demo"))
+
+
+def test_a_search_tries_every_start_and_looks_around_it(tmp_path):
+    one = search("pfedrec", trials=6, out=tmp_path, **QUICK | {"rounds": 1})[0]
+    (start,) = find("pfedrec").starts
+    assert [t.settings for t in one.trials[:2]] == [{}, dict(start)]
+    around = [t.settings for t in one.trials[2:] if t.settings.get("weighting") == "size"]  # nothing else asks for it
+    assert len(around) >= 2
+    assert all(100 <= settings["table_lr"] <= 90_000 for settings in around)
+    assert opened(one.folder).space == one.space
+    fixed = search("pfedrec", trials=2, out=tmp_path / "fixed", settings={"lr": 0.5}, **QUICK | {"rounds": 1})[0]
+    assert "lr" not in fixed.trials[1].settings
 
 
 def test_what_depends_on_another_setting_is_drawn_only_with_it():

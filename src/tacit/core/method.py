@@ -11,6 +11,7 @@ from torch import Tensor
 from tacit import rng
 from tacit.core.leaves import Leaves, named
 from tacit.core.payload import Field, Payload, Rows, Shared, State
+from tacit.core.settings import Starts
 from tacit.data.cohort import Cohort, Federation
 
 OWN = "its aggregation is its own and does not say that a sum is enough"
@@ -37,6 +38,7 @@ class Method(ABC):
     paper: ClassVar[str] = ""
     pooled: ClassVar[bool] = False  # a centralised reference: one client holds all users
     individual: ClassVar[str] = ""  # what single uploads are needed for; empty: their (weighted) sum will do
+    starts: ClassVar[Starts] = ()  # settings that a search starts from, beside the defaults
 
     def __init_subclass__(cls) -> None:
         """An aggregation of one's own is taken to need single uploads until `individual` says otherwise."""

@@ -54,6 +54,7 @@ Windows = Annotated[tuple[Annotated[int, Field(ge=1, le=10_000)], ...], Field(mi
 Counts = Annotated[tuple[Count, ...], Field(min_length=1)]
 Positives = Annotated[tuple[Positive, ...], Field(min_length=1)]
 Shares = Annotated[tuple[Share, ...], Field(min_length=1)]
+Starts = tuple[Mapping[str, Any], ...]  # settings by name, for each
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,11 @@ class Setting:
 @cache
 def settings_of(cls: Any) -> dict[str, Setting]:
     """Every setting of a method by name; a class that only gives one another default keeps its range."""
+    return settings_from(cls, {})
+
+
+def settings_from(cls: Any, start: Mapping[str, Any]) -> dict[str, Setting]:
+    """The same with other defaults, and the ranges of a search around these."""
     out = {}
     plain = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
@@ -122,7 +128,7 @@ def settings_of(cls: Any) -> dict[str, Setting]:
                 if ranged != kind and typing.get_type_hints(owner)[field.name] == kind:
                     kind = ranged
                     break
-        default = None if field.default is dataclasses.MISSING else field.default
+        default = start.get(field.name, None if field.default is dataclasses.MISSING else field.default)
         declared = [x for x in getattr(kind, "__metadata__", ()) if isinstance(x, Search | Choices)]
         search = _fitted(declared[-1], default) if declared else None  # the outermost counts
         out[field.name] = Setting(field.name, default, kind, search)

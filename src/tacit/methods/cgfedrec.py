@@ -13,7 +13,7 @@ from tacit.core.cluster import kmeans
 from tacit.core.leaves import Leaves, kept
 from tacit.core.method import Moment
 from tacit.core.payload import Each, Field, Payload, Shared, State
-from tacit.core.settings import Count, Search
+from tacit.core.settings import Count, Search, Starts
 from tacit.data.cohort import Cohort, Federation
 from tacit.methods.alignment import Aligned
 from tacit.methods.personal import Personal
@@ -38,6 +38,20 @@ class CGFedRec(Personal, Aligned):
 
     name: ClassVar[str] = "cgfedrec"
     paper: ClassVar[str] = "CGFedRec, cluster-guided federated recommendation"
+    starts: ClassVar[Starts] = (
+        {
+            "dim": 16,
+            "lr": 1.0,
+            "table_lr": 3000.0,
+            "epochs": 1,
+            "init": 0.3,
+            "anchors": 16,
+            "strength": 0.01,
+            "weighting": "size",
+            "own_decay": 1.0,
+            "own_share": 0.01,
+        },
+    )
     individual: ClassVar[str] = ""  # the mean is clustered
     every_row: ClassVar[bool] = True  # the alignment moves every row
 

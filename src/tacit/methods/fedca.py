@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tacit.core.payload import Each, Payload, State
-from tacit.core.settings import Amount, Count, Search
+from tacit.core.settings import Amount, Count, Search, Starts
 from tacit.core.simplex import project
 from tacit.data.cohort import Cohort
 from tacit.methods.pfedgraph import PFedGraph, gram, portions
@@ -33,6 +33,19 @@ class FedCA(PFedGraph):
 
     name: ClassVar[str] = "fedca"
     paper: ClassVar[str] = "Zhang et al. 2024, Beyond Similarity: Composite Aggregation"
+    starts: ClassVar[Starts] = (
+        {
+            "optimizer": "sgd",
+            "lr": 1.0,
+            "table_lr": 1000.0,
+            "epochs": 1,
+            "init": 0.1,
+            "share": 1.0,
+            "own": 0.0,
+            "complementary": 0.0,
+            "similar": 0.03,
+        },
+    )
 
     def uplink(self, p: State, down: Payload, data: Cohort) -> Payload:
         """Beside the table, an orthonormal basis (C, k, d) of the rows trained on."""

@@ -13,7 +13,7 @@ from tacit.core.method import spread
 from tacit.core.objective import gradient_by
 from tacit.core.payload import Payload, Shared, State
 from tacit.core.scorers import row_slope
-from tacit.core.settings import Amount, Decay, Search, Weight
+from tacit.core.settings import Amount, Decay, Search, Starts, Weight
 from tacit.core.trained import Phase
 from tacit.data.cohort import Batch, Cohort, Federation
 from tacit.methods.personal import Personal
@@ -45,6 +45,22 @@ class FedRAP(Personal, PFedRec):
 
     name: ClassVar[str] = "fedrap"
     paper: ClassVar[str] = "Li et al. 2024, Federated Recommendation with Additive Personalization"
+    starts: ClassVar[Starts] = (
+        {
+            "dim": 16,
+            "lr": 1.0,
+            "table_lr": 3000.0,
+            "personal_lr": 1.0,
+            "epochs": 1,
+            "batch": 256,
+            "init": 0.3,
+            "round_decay": 1.0,
+            "step_decay": 1.0,
+            "independence": 0.01,
+            "sparsity": 0.01,
+            "weighting": "size",
+        },
+    )
     personal_table: ClassVar[str] = "personal"
 
     def leaves(self) -> Leaves:

@@ -14,7 +14,7 @@ from tacit.core.objective import gradient_by
 from tacit.core.optim import Optimizer
 from tacit.core.payload import Payload, State
 from tacit.core.scorers import row_slope
-from tacit.core.settings import Rate, Width
+from tacit.core.settings import Rate, Starts, Width
 from tacit.core.trained import Phase, Trained
 from tacit.data.cohort import Batch, Cohort, Federation
 from tacit.methods.personal import Personal
@@ -40,6 +40,18 @@ class PFedCLR(Personal, Trained):
 
     name: ClassVar[str] = "pfedclr"
     paper: ClassVar[str] = "Chen et al. 2025, Beyond Personalization: Calibration via Low-rank Decomposition"
+    starts: ClassVar[Starts] = (
+        {
+            "optimizer": "sgd",
+            "lr": 1.0,
+            "table_lr": 1000.0,
+            "epochs": 2,
+            "init": 0.1,
+            "buffer_lr": 0.1,
+            "calibrated_on": "server",
+            "own_share": 0.0,
+        },
+    )
 
     def leaves(self) -> Leaves:
         """FedMF's, and the buffer."""

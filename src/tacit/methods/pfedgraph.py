@@ -14,7 +14,7 @@ from tacit.core.objective import gradient_by
 from tacit.core.payload import Each, Payload, Shared, State
 from tacit.core.rounds import round_up
 from tacit.core.scorers import inner_product_step
-from tacit.core.settings import Amount, Decay, Search, Share, Weight
+from tacit.core.settings import Amount, Decay, Search, Share, Starts, Weight
 from tacit.core.simplex import project
 from tacit.core.trained import Trained
 from tacit.data.cohort import Batch, Cohort, Federation
@@ -39,6 +39,9 @@ class PFedGraph(Personal, Trained):
 
     name: ClassVar[str] = "pfedgraph"
     paper: ClassVar[str] = "Ye et al. 2023, over FedMF as PFedCLR compares with it"
+    starts: ClassVar[Starts] = (
+        {"optimizer": "sgd", "lr": 1.0, "table_lr": 1000.0, "epochs": 1, "init": 0.1, "share": 1.0},
+    )
     individual: ClassVar[str] = "it compares clients' tables with one another and mixes some for each client"
 
     def init_server(self, federation: Federation) -> State:

@@ -11,6 +11,7 @@ from tacit.core.leaves import Leaves, private, shared
 from tacit.core.optim import Optimizer
 from tacit.core.payload import State
 from tacit.core.scorers import dot, pick
+from tacit.core.settings import Starts
 from tacit.core.trained import Phase, Trained
 from tacit.data.cohort import Federation
 
@@ -36,6 +37,9 @@ class PFedRec(Trained):
 
     name: ClassVar[str] = "pfedrec"
     paper: ClassVar[str] = "Zhang et al. 2023, Dual Personalization on Federated Recommendation"
+    starts: ClassVar[Starts] = (
+        {"dim": 16, "lr": 1.0, "table_lr": 3000.0, "init": 0.3, "weighting": "size", "scored_with": "server"},
+    )
 
     def leaves(self) -> Leaves:
         """The table, and a head in the user vector's place."""

@@ -17,7 +17,7 @@ from tacit.core.method import Method, spread
 from tacit.core.objective import Loss, Value, by_autograd, gradient_of
 from tacit.core.payload import Each, Field, Payload, Rows, State, rows_of
 from tacit.core.plug import Plug
-from tacit.core.settings import Count, Decay, Positive, Rate, Search, Weight
+from tacit.core.settings import Count, Decay, Positive, Rate, Search, Starts, Weight
 from tacit.core.trained import Phase, Trained
 from tacit.data.cohort import Batch, Cohort, Federation
 from tacit.methods.personal import Personal
@@ -56,6 +56,7 @@ class PLGC(Plug, Personal):
     )
 
     name: ClassVar[str] = "plgc"
+    starts: ClassVar[Starts] = ({"own_decay": 1.0, "own_share": 0.0},)
 
     @classmethod
     def unfit(cls, method: Method) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from tacit import rng
 from tacit.errors import UserError
 from tacit.runs.files import released, taken
+from tacit.runs.search_space import START
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     Claim = tuple[Trial, IO[bytes]]
 
 JOURNAL, LOCK = "journal.log", ".lock"
-STARTING = 6  # trials before a model of the earlier ones proposes: the default, then others with half of it at random
+STARTING = 6  # trials before a model of the earlier ones proposes: those to start from, then others with half of them
 
 
 @contextmanager
@@ -66,10 +67,10 @@ def opened(folder: Path, warmup: int) -> "Study":
     return study
 
 
-def claimed(study: "Study", folder: Path, seed: int, first: dict[str, Any], more: bool) -> "Claim | None":
-    """A trial whose worker is gone, else a new one if there may be `more`; with its lock. The very first is `first`.
+def claimed(study: "Study", folder: Path, seed: int, first: list[dict[str, Any]], more: bool) -> "Claim | None":
+    """A trial whose worker is gone, else a new one if there may be `more`; with its lock. It begins with `first`.
 
-    Of the next few each keeps half of it, drawn at random: whoever wrote a method has found some of its settings.
+    Of the next few each keeps half of one of these, drawn at random: who wrote a method has found some of its settings.
     """
     from optuna.trial import Trial, TrialState
 
@@ -83,8 +84,10 @@ def claimed(study: "Study", folder: Path, seed: int, first: dict[str, Any], more
     waiting = [one.number for one in trials if one.state == TrialState.WAITING]  # killed before it began
     number = min(waiting, default=len(trials))
     if number < STARTING and first and not waiting:
-        chance = rng.uniform(seed, "search/kept", number, np.arange(1), len(first))[0]
-        study.enqueue_trial({k: v for (k, v), x in zip(first.items(), chance, strict=True) if not number or x < 0.5})
+        point = first[number % len(first)]
+        chance = rng.uniform(seed, "search/kept", number, np.arange(1), len(point))[0]
+        kept = zip(point.items(), chance, strict=True)
+        study.enqueue_trial({k: v for (k, v), x in kept if number < len(first) or k == START or x < 0.5})
     lock = taken(lock_of(folder, number))
     assert lock is not None
     study.sampler = _sampler(seed, number)

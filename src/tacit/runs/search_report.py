@@ -14,7 +14,7 @@ from tacit.errors import UserError
 from tacit.methods import find
 from tacit.runs.files import write_text
 from tacit.runs.search import Search, Trial
-from tacit.runs.search_space import Dimension
+from tacit.runs.search_space import START, Dimension
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,9 +59,10 @@ def importance(one: Search) -> dict[str, float]:
         return {}
     from sklearn.ensemble import RandomForestRegressor
 
-    places = np.array([[_place(d, t.settings.get(d.name, d.default)) for d in one.space] for t in trials])
+    space = [d for d in one.space if d.name != START and not d.start]
+    places = np.array([[_place(d, t.settings.get(d.name, d.default)) for d in space] for t in trials])
     forest = RandomForestRegressor(n_estimators=100, min_samples_leaf=2, random_state=0).fit(places, values)
-    shares = zip((d.name for d in one.space), forest.feature_importances_.tolist(), strict=True)
+    shares = zip((d.name for d in space), forest.feature_importances_.tolist(), strict=True)
     return dict(sorted(shares, key=lambda pair: -pair[1]))
 
 

@@ -3,15 +3,16 @@
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from tacit.core.capabilities import refined
 from tacit.core.method import Method
-from tacit.core.settings import Choices, Search, Setting, choices_of, settings_of
+from tacit.core.settings import Choices, Search, Setting, choices_of, settings_from, settings_of
 from tacit.errors import UserError, unknown
 from tacit.methods import find
 
+START = "start"  # what a trial starts from: the defaults, or one of the settings that a method names in `starts`
 WAY = "write key=low:high, key=low:high:log or key=a,b,c, as in --range lr=0.01:1:log"  # lists as in layers=8/16,8
 
 
@@ -41,12 +42,18 @@ class Dimension:
     whole: bool = False
     zero: bool = False
     when: str = ""
+    start: int = 0  # which of the starts it belongs to: ranges lie around what a trial starts from
 
     def __str__(self) -> str:
         """As --range takes it: `lr=0.01:1:log`."""
         if self.values:
             return f"{self.name}={' or '.join(map(_short, self.values))}"
         return f"{self.name}={self.low:.3g}:{self.high:.3g}{':log' * self.log}{' or 0' * self.zero}"
+
+    @property
+    def key(self) -> str:
+        """Its name in a journal, where a name has one range."""
+        return f"{self.name} from {self.start}" if self.start else self.name
 
     @property
     def contains_default(self) -> bool:
@@ -59,20 +66,20 @@ class Dimension:
     def at_default(self) -> dict[str, Any]:
         """The method's own value as a trial writes it down."""
         if self.values:
-            return {self.name: _text(self.default)}
-        switch = {f"{self.name} is on": bool(self.default)} if self.zero else {}
-        return switch | ({self.name: self.default} if self.default or not self.zero else {})
+            return {self.key: _text(self.default)}
+        switch = {f"{self.key} is on": bool(self.default)} if self.zero else {}
+        return switch | ({self.key: self.default} if self.default or not self.zero else {})
 
     def draw(self, trial: Suggests) -> Any:
         """A value; numbers have three digits, so that a command can be read."""
         if self.values:
             texts = list(map(_text, self.values))
-            return self.values[texts.index(trial.suggest_categorical(self.name, texts))]
-        if self.zero and not trial.suggest_categorical(f"{self.name} is on", [False, True]):
+            return self.values[texts.index(trial.suggest_categorical(self.key, texts))]
+        if self.zero and not trial.suggest_categorical(f"{self.key} is on", [False, True]):
             return 0
         if self.whole:
-            return trial.suggest_int(self.name, int(self.low), int(self.high), log=self.log)
-        value = trial.suggest_float(self.name, self.low, self.high, log=self.log)
+            return trial.suggest_int(self.key, int(self.low), int(self.high), log=self.log)
+        value = trial.suggest_float(self.key, self.low, self.high, log=self.log)
         return value if value == self.default else float(f"{value:.3g}")
 
     def active(self, settings: Mapping[str, Any]) -> bool:
@@ -87,7 +94,10 @@ Space = tuple[Dimension, ...]
 
 
 def space_of(method: str, fixed: Mapping[str, Any], ranges: Mapping[str, str]) -> Space:
-    """What is searched of a method: what it declares, without what is fixed, with the ranges that were given."""
+    """What is searched of a method: what it declares, without what is fixed, with the ranges that were given.
+
+    A method that names `starts` has these ranges around each of them.
+    """
     cls = refined(find(method), fixed)
     known = settings_of(cls)
     for key in [*fixed, *ranges]:
@@ -95,12 +105,17 @@ def space_of(method: str, fixed: Mapping[str, Any], ranges: Mapping[str, str]) -
             raise unknown(f"setting of {method}", key, known)
     if both := next((key for key in ranges if key in fixed), None):
         raise UserError(f"{both} is both fixed with --set and searched with --range; leave one out")
-    found = [
-        _given(known[key], ranges[key]) if key in ranges else _declared(known[key])
-        for key in known
-        if key not in fixed and (key in ranges or _searched(cls, known[key]))
-    ]
-    return tuple(sorted(found, key=lambda one: bool(one.when)))  # what others depend on is drawn first
+    starts: list[dict[str, Any]] = [{}, *({k: v for k, v in start.items() if k not in fixed} for start in cls.starts)]
+    found = []
+    for place, start in enumerate(starts):
+        these = settings_from(cls, start)
+        found += [
+            replace(_given(these[key], ranges[key]) if key in ranges else _declared(these[key]), start=place)
+            for key in known
+            if key not in fixed and (key in ranges or _searched(cls, these[key]))
+        ]
+    which = [Dimension(START, {}, tuple(starts))] if len(starts) > 1 else []
+    return (*which, *sorted(found, key=lambda one: bool(one.when)))  # what others depend on is drawn first
 
 
 def shared_ranges(methods: Iterable[str], given: Mapping[str, Any], sign: str) -> dict[str, dict[str, Any]]:
@@ -118,10 +133,26 @@ def shared_ranges(methods: Iterable[str], given: Mapping[str, Any], sign: str) -
 def drawn(space: Space, trial: Suggests, fixed: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a trial: those that matter and differ from the method's `own`."""
     chosen: dict[str, Any] = {}
+    start = 0
     for one in space:
-        if one.active({**own, **fixed, **chosen}):
+        if one.name == START:
+            chosen = dict(one.draw(trial))
+            start = one.values.index(chosen)
+        elif one.start == start and one.active({**own, **fixed, **chosen}):
             chosen[one.name] = one.draw(trial)
     return {key: value for key, value in chosen.items() if value != own[key]}
+
+
+def points(space: Space) -> list[dict[str, Any]]:
+    """What a trial draws that is the defaults, or another start; without those that given ranges leave out."""
+    which = next((one for one in space if one.name == START), None)
+    out = []
+    for place in range(len(which.values) if which else 1):
+        these = [one for one in space if one.start == place and one is not which]
+        if all(one.contains_default for one in these):
+            start = {START: _text(which.values[place])} if which else {}
+            out.append(start | {name: value for one in these for name, value in one.at_default.items()})
+    return out
 
 
 def combinations(space: Space) -> float:

@@ -20,7 +20,7 @@ from tacit.runs.files import released
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import Stopped, Watch
 from tacit.runs.search import Begin, Budget, Search, Trial, trial_of
-from tacit.runs.search_space import Space, combinations, drawn
+from tacit.runs.search_space import combinations, drawn, points
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -38,7 +38,7 @@ def work(one: Search, budget: Budget, begin: Begin | None = None) -> None:
         with journal.held(one.folder / journal.LOCK):
             so_far = [trial_of(t) for t in study.get_trials(deepcopy=False) if t.state.name != "WAITING"]
             left = _left(one, budget, so_far)
-            claim = journal.claimed(study, one.folder, one.seeds[0], _first(one.space), left is not None)
+            claim = journal.claimed(study, one.folder, one.seeds[0], points(one.space), left is not None)
             if claim is None:
                 return
             trial, lock = claim
@@ -174,10 +174,3 @@ def _write_down(study: "Study", trial: "Asked", found: Trial) -> None:
         if found.state == "failed":
             trial.report(0.0, 0)  # so that the model learns to stay away
         study.tell(trial, state=TrialState.PRUNED)
-
-
-def _first(space: Space) -> dict[str, Any]:
-    """The method's own settings as the first trial; nothing where a range leaves them out."""
-    if not all(one.contains_default for one in space):
-        return {}
-    return {name: value for one in space for name, value in one.at_default.items()}
