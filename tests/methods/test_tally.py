@@ -14,7 +14,8 @@ from tacit.errors import UserError
 from tacit.methods import large_sums, tally, tally_choice
 from tacit.methods.history_sums import steps
 from tacit.methods.references import EASE
-from tacit.methods.tally import Tally
+from tacit.methods.tally import Tally, blended
+from tacit.methods.tally_small import shares_of
 from tacit.runs.run import run
 from toys import few_users, fitted, random_data
 
@@ -69,8 +70,23 @@ def test_the_score_is_the_blend_of_two_standardised_parts(divided):
         h[divided.n_items + item] = 0.8**age
     parts = [h @ server["B"].numpy(), server["E"].numpy()[items].sum(0)]
     ridge, ease = ((x - x.mean()) / x.std(ddof=1) for x in parts)
-    expected = 0.7 * ridge + 0.3 * ease
+    share = 0.3 + 0.08 * np.log2(21 / 64)
+    assert len(items) == 21
+    expected = (1 - share) * ridge + share * ease
     np.testing.assert_allclose(fleet.scores_of(server, user, "valid").numpy(), expected, atol=1e-4)
+
+
+def test_item_weights_count_the_more_the_longer_a_history(divided):
+    lengths = np.array([1, 16, 64, 128, 1024])
+    np.testing.assert_allclose(shares_of(0.3, 0.08, lengths), [0.14, 0.14, 0.3, 0.38, 0.62])
+    np.testing.assert_allclose(shares_of(0.1, 0.3, lengths), [0, 0, 0.1, 0.4, 1])
+    assert [shares_of(w, 0.08, lengths).tolist() for w in (0.0, 1.0)] == [[0] * 5, [1] * 5]
+    few = torch.ones(2, 64)
+    few[1, 0] = 0
+    seen = few.to_sparse_csr()  # 64 items and 63
+    for state, expected in (([0.3, 0.08], [0.3, 0.3 + 0.08 * np.log2(63 / 64)]), ([0.3], [0.3, 0.3])):
+        found = blended({"blend": torch.tensor(state), "seen": seen})
+        np.testing.assert_allclose(found.numpy(), expected, atol=1e-6, err_msg="a state without a tilt has one w")
 
 
 def test_the_known_validation_item_is_input_at_test_time_only(divided):
@@ -92,7 +108,7 @@ def test_one_upload_serves_every_candidate(divided):
     server, _ = fitted(method, federation, rounds=3)
     _, B, _ = solution([divided.train[u] for u in range(60)], method, divided.n_items, 2.0)
     np.testing.assert_allclose(server["B"].numpy(), B, atol=1e-5)
-    assert float(server["blend"]) == 0.0
+    torch.testing.assert_close(server["blend"], torch.tensor([0.0, 0.08]))
 
 
 def test_item_weights_alone_are_ease(divided):
@@ -120,7 +136,7 @@ def test_the_graph_filter_is_gfcf_on_pooled_data(divided):
 def test_every_client_downloads_the_same_whole_solution(divided, blend, round, rows):
     method = Tally(**SMALL | {"blend": blend})
     server, _ = fitted(method, Federation.of_users(divided), rounds=round)
-    size = rows * divided.n_items**2 * 4 + 4
+    size = rows * divided.n_items**2 * 4 + 8
     assert [method.downlink(server, torch.tensor([client])).nbytes() for client in (4, 5)] == [size, size]
 
 
@@ -158,7 +174,7 @@ def test_forgetting_and_updating_equal_retraining(divided, blend, large, monkeyp
 def test_a_history_counts_in_both_orders_of_what_came_at_once(blend):
     """Half of each, in the sums and the solution, when ranking, and when a user goes and comes."""
     divided = split(random_data(20, items=40, ties=True), "strict")
-    method = Tally(**SMALL | {"blend": (blend,)})
+    method = Tally(**SMALL | {"blend": (blend,), "tilt": 0})
     server, fleet = fitted(method, Federation.of_users(divided))
     orders = [divided.orders(u) for u in range(divided.n_users)]
     assert {len(one) for one in orders} == {1, 2}
@@ -280,7 +296,7 @@ def test_forgetting_and_updating_equal_retraining_on_the_same_inputs(divided, de
 
 
 def test_a_client_scores_with_the_rows_of_its_items_that_are_inputs(divided):
-    method = Tally(**SMALL, inputs=100)
+    method = Tally(**SMALL, inputs=100, tilt=0)
     federation = Federation.of_users(divided)
     server, fleet = fitted(method, federation, rounds=2)
     items, inputs = divided.train[11], server["inputs"].tolist()
@@ -293,7 +309,7 @@ def test_a_client_scores_with_the_rows_of_its_items_that_are_inputs(divided):
             h[100 + place] = 0.8**age if age < 5 else 0.0
     ridge, ease = ((s - s.mean()) / s.std(ddof=1) for s in (h @ server["B"].numpy(), x @ server["E"].numpy()))
     np.testing.assert_allclose(fleet.scores_of(server, 11, "valid").numpy(), 0.7 * ridge + 0.3 * ease, atol=1e-4)
-    size = 4 * (3 * 100 * divided.n_items + 100 + 1)
+    size = 4 * (3 * 100 * divided.n_items + 100 + 2)
     assert method.downlink(server, torch.tensor([11])).nbytes() == size
 
 

@@ -38,6 +38,7 @@ from tacit.methods.ridge import ease_solution, factor_of, solved
 from tacit.methods.ridge_revision import factored, revised, scale_of, sparse_matrix
 from tacit.methods.tally_choice import CELLS, DEAR, HOPELESS, Candidate, affordable, candidates
 from tacit.methods.tally_limits import beyond, not_a_history
+from tacit.methods.tally_small import shares_of
 from tacit.methods.tally_sums import Sums
 from tacit.privacy.gaussian import add_noise, gaussian_epsilon
 
@@ -55,9 +56,10 @@ class Tally(ClosedForm):
         A = Σ_t h_t h_tᵀ,   C = Σ_t h_t e_{i_t}ᵀ,   G = x xᵀ
 
     and the server solves B = (A + λI)⁻¹ C and EASE's weights E from G. A user's score is
-    (1 − w) · standardised(h_now B) + w · standardised(x E). With several time scales (W, γ) the histories stand side by
-    side. One upload serves every candidate: each round tries the next, and validation chooses; either part alone is
-    among them. Data without times have no order, so that of them A and C are not even uploaded.
+    (1 − w) · standardised(h_now B) + w · standardised(x E), where w grows with the history (`shares_of`). With several
+    time scales (W, γ) the histories stand side by side. One upload serves every candidate: each round tries the next,
+    and validation chooses; either part alone is among them. Data without times have no order, so that of them A and C
+    are not even uploaded.
 
     Large catalogues outgrow memory and time. With `inputs`, histories consist of that many of the most popular items
     (all items are still ranked): the clients count items in a round of their own, and the sums are the rows, and for A
@@ -68,6 +70,7 @@ class Tally(ClosedForm):
     decays: tuple[Decay, ...] = (1.0, 0.8, 0.95)  # γ of each time scale
     ridge: Positives = (0.2, 1.0, 4.0)  # λ, as a multiple of A's mean diagonal (to a power of two)
     blend: Shares = (0.3, 0.0, 0.5, 1.0)  # w: 0 is the ridge alone, 1 the item weights alone
+    tilt: Amount = 0.08  # what w between 0 and 1 gains with every doubling of a history
     inputs: Whole = 0  # how many of the most popular items histories consist of; 0: as many as fit
     weights: Annotated[Literal["ease", "gfcf"], Choices()] = "ease"  # what is made of G
     ease_ridge: Positives = (200.0, 50.0, 100.0, 500.0, 1000.0)  # λ of EASE alone; blended, the first
@@ -167,7 +170,7 @@ class Tally(ClosedForm):
 
     def downlink(self, server: State, ids: Tensor) -> Payload:
         """Nothing before there is a choice of items or a solution; of that, what the blend takes."""
-        idle = {0.0: "E", 1.0: "B"}.get(float(server["blend"])) if "blend" in server else None
+        idle = {0.0: "E", 1.0: "B"}.get(float(server["blend"][0])) if "blend" in server else None
         sent = {n: torch.zeros(0) if n == idle else server[n] for n in self.leaves() if n in server}
         return Payload(ids, {n: Shared(x) for n, x in sent.items()})
 
@@ -222,7 +225,7 @@ class Tally(ClosedForm):
             server |= self._weigh(server, this)
         for name in ("B", "E"):
             server.setdefault(name, torch.zeros(0))
-        return server | {"tried": torch.tensor([tried + 1]), "blend": torch.tensor([this.blend])}
+        return server | {"tried": torch.tensor([tried + 1]), "blend": torch.tensor([this.blend, self.tilt])}
 
     def _solve(self, server: State, ridge: float) -> State:
         """B = (A + λI)⁻¹ C through the Cholesky factor L, which later revisions need too."""
@@ -285,12 +288,12 @@ class Tally(ClosedForm):
 
     def scores(self, p: State) -> Tensor:
         """(C, U, M)."""
-        blend = float(p["blend"])
+        blend, share = float(p["blend"][0]), blended(p)[:, None]
         parts = []
         if blend < 1 and len(p["B"]):
-            parts.append(standardised(added_rows(p["now"], p["B"])).mul_(1 - blend))
+            parts.append(standardised(added_rows(p["now"], p["B"])).mul_(1 - share))
         if blend > 0 and len(p["E"]):
-            parts.append(standardised(added_rows(p["seen"], p["E"])).mul_(blend))
+            parts.append(standardised(added_rows(p["seen"], p["E"])).mul_(share))
         shape = p["shape"].tolist()
         if not parts:  # items have been counted, nothing is solved
             return torch.zeros(shape)
@@ -310,3 +313,10 @@ class Tally(ClosedForm):
         corner = self._corner(server) if "A" in server else 0
         server = revised(dict(server), self._sums, old, new, corner, tried.denoise)
         return server | (self._weigh(server, tried) if self.weights == "gfcf" and "G" in server else {})
+
+
+def blended(p: State) -> Tensor:
+    """(C·U,) w of each user, from what `serve` gave; before there was a tilt, all had the same."""
+    blend, *tilt = p["blend"].tolist()
+    lengths = p["seen"].crow_indices().diff().numpy()
+    return torch.from_numpy(shares_of(blend, sum(tilt), lengths)).float()

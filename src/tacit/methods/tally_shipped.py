@@ -66,7 +66,7 @@ def form_of(settings: Mapping[str, Any]) -> type[Method] | None:
 
 def small_model(method: Tally, server: State, megabytes: float) -> bytes:
     """The file of a small model of a solution; empty before there is one."""
-    blend = float(server["blend"])
+    blend, *tilt = server["blend"].tolist()
     inputs = server["inputs"].numpy().astype(np.int64) if "inputs" in server else None
     parts: dict[str, Whole] = {}
     for name, sums, share in (("B", "A", 1 - blend), ("E", "G", blend)):
@@ -77,7 +77,7 @@ def small_model(method: Tally, server: State, megabytes: float) -> bytes:
             parts[name] = Whole(matrix.numpy(), _used(server[sums], own if sums == "G" else None), own, share)
     if not parts:
         return b""
-    return cut(parts, megabytes * 1e6, method.windows, method.decays, blend, inputs)
+    return cut(parts, megabytes * 1e6, method.windows, method.decays, blend, inputs, sum(tilt))
 
 
 def _used(sums: Tensor, column: Ints | None) -> NDArray[np.float64]:
@@ -88,9 +88,9 @@ def _used(sums: Tensor, column: Ints | None) -> NDArray[np.float64]:
 def written_out(down: Payload) -> Payload:
     """What a client ranks with: B, E and w from the small model, nothing of them before there is one."""
     fields = {n: f for n, f in down.fields.items() if n != "model"}
-    leaves = {"B": torch.zeros(0), "E": torch.zeros(0), "blend": torch.zeros(1)}
+    leaves = {"B": torch.zeros(0), "E": torch.zeros(0), "blend": torch.zeros(2)}
     if len(blob := down["model"].numpy().tobytes()):
         model = decode(blob)
         leaves |= {name: torch.from_numpy(part.dense()) for name, part in model.parts.items()}
-        leaves["blend"] = torch.tensor([model.blend])
+        leaves["blend"] = torch.tensor([model.blend, model.tilt])
     return Payload(down.ids, fields | {n: Shared(x) for n, x in leaves.items()})

@@ -7,7 +7,7 @@ The file, little-endian throughout:
 
     bytes 0–7     "tally", 0, 0, 1
     bytes 8–11    uint32: length of the JSON that follows, in UTF-8
-    JSON          items: M; inputs: K, 0 for all items; windows, decays: of each time scale; blend: w;
+    JSON          items: M; inputs: K, 0 for all items; windows, decays: of each time scale; blend: w; tilt;
                   gap: bytes of a gap, g; parts: [{name: "B" or "E", rows: R, entries: n}, …], a part that w leaves out
                   is missing
     the rest      one zlib stream (in a browser `new DecompressionStream("deflate")`), unpacked:
@@ -19,7 +19,8 @@ Entries are in the order of rows, then of columns. A row's first gap is its firs
 distance from the column before. Row s·K' + i is that of the i-th input at time scale s (K' = K, or M).
 
 A part's scores are Σ_r h_r · (base + step_r · values of row r), with h the decayed recent history for B and ones at the
-user's items for E. They are standardised (mean 0, deviation 1 over all items) and summed with weights 1 − w and w.
+user's items for E. They are standardised (mean 0, deviation 1 over all items) and summed with weights 1 − w and w;
+w between 0 and 1 is w + tilt · log₂(max(n, 16) / 64) for n items that have rows, and no less than 0 nor more than 1.
 """
 
 import json
@@ -41,6 +42,17 @@ Items = Sequence[int] | Ints
 MAGIC = b"tally\0\0\1"
 BLOCK = 256  # rows cut at a time
 TRIED = 128  # rows of a matrix from which the size of all is told
+USUAL, SHORT = 64, 16  # items of a history for which w is as chosen; fewer than the second count as these
+
+
+def shares_of(blend: float, tilt: float, lengths: Ints) -> NDArray[np.float64]:
+    """w of users with this many items, (n,); 0 and 1 are one part alone and stay.
+
+    The longer a history, the better the item weights know a user, and the less the last few items say.
+    """
+    if blend in (0.0, 1.0):
+        return np.full(len(lengths), blend)
+    return np.clip(blend + tilt * np.log2(np.maximum(lengths, SHORT) / USUAL), 0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -95,6 +107,7 @@ class SmallModel:
     blend: float  # w
     inputs: Ints  # the items that have rows; empty: all
     parts: Mapping[str, Part]  # B and E, or one of them
+    tilt: float = 0.0  # what w gains with every doubling of a history
 
     def scores(self, items: Items, other: Items | None = None) -> NDArray[np.float64]:
         """(M,) for a user with these items, oldest first; `other`: those that came at once the other way round."""
@@ -103,6 +116,9 @@ class SmallModel:
         if len(self.inputs):
             place = np.full(self.n_items, -1)
             place[self.inputs] = np.arange(rows)
+        seen = place[orders[0]]
+        seen = seen[seen >= 0]
+        (share,) = shares_of(self.blend, self.tilt, np.array([len(seen)]))
         total = np.zeros(self.n_items)
         if "B" in self.parts:
             row, weight = [], []
@@ -111,12 +127,9 @@ class SmallModel:
                 recent = place[history[::-1][:window]]
                 row.append(scale * rows + recent[recent >= 0])
                 weight.append(decay ** np.flatnonzero(recent >= 0).astype(np.float64) / len(orders))
-            total += (1 - self.blend) * _standardised(
-                self.parts["B"].scores(np.concatenate(row), np.concatenate(weight))
-            )
+            total += (1 - share) * _standardised(self.parts["B"].scores(np.concatenate(row), np.concatenate(weight)))
         if "E" in self.parts:
-            seen = place[orders[0]]
-            total += self.blend * _standardised(self.parts["E"].scores(seen[seen >= 0]))
+            total += share * _standardised(self.parts["E"].scores(seen))
         return total
 
     def rank(self, items: Items, k: int = 10, other: Items | None = None) -> Ints:
@@ -135,6 +148,7 @@ class SmallModel:
             "windows": self.windows,
             "decays": self.decays,
             "blend": self.blend,
+            "tilt": self.tilt,
             "gap": wide,
             "parts": [{"name": n, "rows": len(p.step), "entries": len(p.value)} for n, p in self.parts.items()],
         }
@@ -196,7 +210,7 @@ def decode(blob: bytes) -> SmallModel:
             raise ValueError("a small model names items beyond its catalogue")
         parts[str(shape["name"])] = Part(base, step, start, column, take("i1", count))
     scales = tuple(head["windows"]), tuple(head["decays"])
-    return SmallModel(n_items, *scales, float(head["blend"]), inputs, parts)
+    return SmallModel(n_items, *scales, float(head["blend"]), inputs, parts, float(head.get("tilt", 0.0)))
 
 
 @dataclass(frozen=True)
@@ -216,6 +230,7 @@ def cut(
     decays: Sequence[float],
     blend: float,
     inputs: Ints | None = None,
+    tilt: float = 0.0,
 ) -> bytes:
     """The closest model of at most `size` bytes, encoded; parts without a share are left out.
 
@@ -228,7 +243,7 @@ def cut(
 
     def made(common: float, sample: bool) -> bytes:
         rows = {name: rests.part(common, rests.sample if sample else None) for name, rests in held.items()}
-        return SmallModel(n_items, tuple(windows), tuple(decays), blend, chosen, rows).encode()
+        return SmallModel(n_items, tuple(windows), tuple(decays), blend, chosen, rows, tilt).encode()
 
     tried = sum(len(rests.sample) for rests in held.values()) / sum(len(rests.used) for rests in held.values())
     fixed = len(made(1e6, sample=True))  # without an entry

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tacit.core.fleet import SimulatedFleet
 from tacit.core.payload import State
+from tacit.methods.tally import blended
 from tacit.runs.model import Model
 
 Kind = Literal["exact", "nearest", "none"]
@@ -81,7 +82,7 @@ def _linear(p: State, n_items: int) -> Iterator[tuple[Tensor, Tensor]]:
         (weights,) = (p[name] for name in ("weights", "filter") if name in p)
         yield _parts(p["history"][0], weights)
     elif {"now", "seen", "B", "E", "blend"} <= set(p):
-        blend = float(p["blend"])
+        blend = float(blended(p))
         inputs = p["inputs"].long() if "inputs" in p and len(p["inputs"]) else torch.arange(n_items)
         for history, matrix, share in ((p["now"], p["B"], 1 - blend), (p["seen"], p["E"], blend)):
             if share > 0 and len(matrix):

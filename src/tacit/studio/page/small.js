@@ -31,7 +31,7 @@ export async function decode(buffer) {
   const place = new Int32Array(head.items).fill(-1);
   if (inputs.length) inputs.forEach((item, row) => (place[item] = row));
   else place.forEach((_, item) => (place[item] = item));
-  return {items: head.items, windows: head.windows, decays: head.decays, blend: head.blend, rows: inputs.length || head.items, place, parts};
+  return {items: head.items, windows: head.windows, decays: head.decays, blend: head.blend, tilt: head.tilt ?? 0, rows: inputs.length || head.items, place, parts};
 }
 
 // The rows that a history names, each with its weight and the item it stands for.
@@ -67,10 +67,18 @@ const entry = (part, row, item) => {
   return 0;
 };
 
+// w grows with the history: methods/tally_choice.py says how.
+function shareOf(model, history) {
+  if (model.blend === 0 || model.blend === 1) return model.blend;
+  const length = history.filter((item) => model.place[item] >= 0).length;
+  return Math.min(1, Math.max(0, model.blend + model.tilt * Math.log2(Math.max(length, 16) / 64)));
+}
+
 // The k best items that are not in the history, each with the items of the history that add most to its score.
 export function rank(model, history, k = 10) {
   const scores = new Float64Array(model.items), made = [];
-  for (const [name, share] of [["B", 1 - model.blend], ["E", model.blend]]) {
+  const blend = shareOf(model, history);
+  for (const [name, share] of [["B", 1 - blend], ["E", blend]]) {
     if (!(share > 0) || !model.parts[name]) continue;
     const part = model.parts[name], rows = used(model, name, history), found = scored(part, rows, model.items);
     for (let i = 0; i < model.items; i++) scores[i] += (share * (found.total[i] - found.mean)) / found.deviation;
