@@ -229,6 +229,22 @@ def test_a_server_cannot_make_the_others_send_nothing(tmp_path, name):
     assert not any(unpack(reply).kind == "revealed" for _, _, reply in link.seen)
 
 
+def test_limits_of_a_fold_do_not_open_a_sum(tmp_path):
+    """Limits are each node's own: with nought for all but one, the sum was that one's upload."""
+    fleet, link = securely(tmp_path, few_users(24))
+    for node, limit in (("n0", 1e30), ("n1", 0.0), ("n2", 0.0)):
+        real = link.named[node].answer
+
+        def answer(blob, real=real, limit=limit):
+            packet = unpack(blob)
+            return real((told(fold={"items": limit})(packet) if packet.kind == "train" else packet).pack())
+
+        link.named[node].answer = answer
+    with pytest.raises(TooFew, match="secure sum aborted: 0 of 3 clients"):
+        list(fleet.train(fleet.method.init_server(fleet.federation), torch.arange(24), 1, Traffic()))
+    assert not any(unpack(reply).kind == "revealed" for _, _, reply in link.seen)
+
+
 def test_nodes_of_different_runs_do_not_open_a_sum(tmp_path):
     """Settings are the server's: with a rate of zero the others would add nothing to what one node has learnt."""
     data = few_users(24)

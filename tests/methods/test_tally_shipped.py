@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -45,6 +47,20 @@ def test_all_that_is_sent_is_the_model_whoever_asks(divided):
     one, other = (method.downlink(server, torch.tensor([client])) for client in (4, 5))
     assert one.nbytes() == other.nbytes() == len(server["model"]) <= 20_000
     assert torch.equal(one["model"], other["model"])
+
+
+def test_a_model_of_another_catalogue_is_not_written_out(divided):
+    """Whose size is anything that a server likes to say."""
+    other = split(few_users(80), "strict")
+    assert other.n_items != divided.n_items
+    method = SmallTally(**SMALL, small=0.05)
+    server, _ = fitted(method, Federation.of_users(other))
+    federation = Federation.of_users(divided)
+    down = method.downlink(server, torch.arange(1))
+    for changed in (method, replace(method, windows=(1, 5, 9), decays=(1.0, 0.8, 0.9))):
+        of = federation if changed is method else Federation.of_users(other)
+        with pytest.raises(UserError, match="other items or time scales"):
+            changed.serve({}, down, of.people(torch.arange(1)), "valid")
 
 
 def test_forgetting_is_exact_and_the_model_is_cut_anew(divided):

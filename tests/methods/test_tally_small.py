@@ -158,8 +158,42 @@ def test_other_bytes_are_refused():
     blob = cut(parts(), 5000, (1, 3), (1.0, 0.5), 0.3)
     head = blob[12 : 12 + int.from_bytes(blob[8:12], "little")]
     for wrong in (b"", b"PK\3\4" + blob, blob[:-40], blob.replace(head, head.replace(b'"rows": 60', b'"rows": 61'))):
-        with pytest.raises((ValueError, zlib.error)):
+        with pytest.raises(ValueError, match="small model"):
             decode(wrong)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("blend", float("nan")),
+        ("blend", 1.5),
+        ("blend", None),
+        ("tilt", float("inf")),
+        ("tilt", 10**400),
+        ("items", 10**12),
+        ("items", None),
+        ("items", 1e400),
+        ("inputs", 1.5),
+        ("windows", [1]),
+        ("windows", [1, 3, 5]),
+        ("windows", [1, -3]),
+        ("decays", [1.0, 2.0]),
+        ("parts", []),
+        ("parts", None),
+        ("parts", [{"name": "Z", "rows": 0, "entries": 0}]),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused(key, value):
+    blob = cut(parts(), 5000, (1, 3), (1.0, 0.5), 0.3)
+    long = int.from_bytes(blob[8:12], "little")
+    head = json.dumps(json.loads(blob[12 : 12 + long]) | {key: value}).encode()
+    with pytest.raises(ValueError, match="small model"):
+        decode(MAGIC + len(head).to_bytes(4, "little") + head + blob[12 + long :])
+
+
+def test_a_stream_without_its_end_is_refused():
+    with pytest.raises(ValueError, match="small model"):
+        decode(cut(parts(), 5000, (1, 3), (1.0, 0.5), 0.3)[:-5])
 
 
 def test_numpy_is_all_it_takes(tmp_path):

@@ -1,10 +1,13 @@
 """A search: what it draws from, that it never sees the test, and that it goes on after a kill."""
 
+import copy
 import json
+import os
 
 import numpy as np
 import polars as pl
 import pytest
+from optuna.trial import TrialState
 
 import tacit
 from tacit.config import config
@@ -227,6 +230,70 @@ def test_half_a_line_of_a_killed_writer_is_cut_off(tmp_path):
     path.write_bytes(path.read_bytes() + b'{"op_code": 4, "worker_')
     assert one.trials == before
     assert len(search("fedmf", trials=3, out=tmp_path, **QUICK)[0].trials) == 3
+
+
+def test_a_full_disk_costs_no_trial(tmp_path):
+    def full(name):
+        def watch(progress, plan):
+            if name.endswith("trial 1") and progress.round == 3:
+                raise OSError(28, "No space left on device")
+
+        return watch
+
+    with pytest.raises(UserError, match="No space left on device; fix that and try again"):
+        search("fedmf", trials=3, out=tmp_path, begin=full, **QUICK)
+    assert [t.state for t in opened(tmp_path / "demo" / "fedmf", 1).trials] == ["finished", "running"]
+    one = search("fedmf", trials=3, out=tmp_path, **QUICK)[0]
+    whole = search("fedmf", trials=3, out=tmp_path / "whole", **QUICK)[0]
+    assert [(t.state, t.value) for t in one.trials] == [(t.state, t.value) for t in whole.trials]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("journal.log", "what\n"),
+        ("journal.log", '{"op_code": 4}\n'),
+        ("search.json", "[]"),
+        ("search.json", '{"config": {}, "space": null, "seeds": [0]}'),
+        ("search.json", '{"config": {}, "space": [{"nmae": "lr"}], "seeds": [0]}'),
+    ],
+)
+def test_a_damaged_search_is_one_sentence(tmp_path, file, text):
+    one = search("popularity", trials=1, out=tmp_path, **QUICK)[0]
+    path = one.folder / file
+    path.write_text(text + (path.read_text() if file == "journal.log" else ""))
+    with pytest.raises(UserError, match=r"is damaged.*; restore it, or remove"):
+        print(opened(one.folder, 1).trials)
+
+
+def test_reading_leaves_the_journal_as_it_is(tmp_path):
+    one = search("popularity", trials=1, out=tmp_path, **QUICK)[0]
+    before = (one.folder / journal.JOURNAL).read_bytes()
+    assert one.best is not None
+    assert (one.folder / journal.JOURNAL).read_bytes() == before
+
+
+def test_a_trial_that_ends_while_another_worker_looks_is_not_taken_again(tmp_path):
+    one = search("popularity", trials=1, out=tmp_path, **QUICK)[0]
+    study = one.study()
+    (ended,) = study.get_trials()
+    stale = copy.copy(ended)
+    stale.state = TrialState.RUNNING  # as it was a moment ago
+    study.get_trials = lambda **_: [stale]
+    assert journal.claimed(study, one.folder, 0, [], more=False) is None
+
+
+def test_a_worker_that_says_much_holds_nothing_up(tmp_path, monkeypatch):
+    (tmp_path / "loud.py").write_text(
+        "import sys\nfrom dataclasses import dataclass\nfrom tacit.methods.references import Popularity\n"
+        "@dataclass(frozen=True)\nclass Loud(Popularity):\n    def init_server(self, federation):\n"
+        "        print('x' * 300_000, file=sys.stderr)\n        return super().init_server(federation)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    one = search("loud:Loud", trials=1, out=tmp_path / "out", workers=2, **QUICK)[0]
+    assert [t.state for t in one.trials] == ["finished"]
 
 
 def test_hopeless_trials_are_pruned_and_can_be_resumed(tmp_path):

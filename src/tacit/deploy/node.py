@@ -277,6 +277,9 @@ class Node:
         down, traffic = decode(asked.body), Traffic()
         if not all(client in work.shard.clients for client in down.ids.tolist()):
             raise Unknown("a client of another node")  # whose upload would be nothing: no others could hide in it
+        if work.job.secure and asked.head.get("fold") is not None:
+            # limits may differ from node to node: with nought for all but one, the sum would be that one's upload
+            raise UserError("the server asks for an upload within limits, and in a secure sum there are none")
         try:
             ups = trained(work.fleet, sent(down), down, round, traffic, asked.head.get("fold"))
             if work.mechanism is not None and any(up.fields for up in ups):

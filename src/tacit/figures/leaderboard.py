@@ -106,12 +106,12 @@ def _place(record: Record) -> tuple[list[str], dict[str, Any], int]:
     folder = record.path.parent
     try:
         found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        fixed = json.loads((folder / "search.json").read_text(encoding="utf-8"))["config"]["settings"]
-    except (OSError, ValueError, KeyError):
+        fixed = dict(json.loads((folder / "search.json").read_text(encoding="utf-8"))["config"]["settings"])
+        number = int(record.path.name.split("-")[1])
+        return [kind for kind, trial in found["rows"].items() if trial == number], fixed, int(found["trials"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
         rounds = {"rounds": record.config["rounds"]} if record.config.get("rounds") else {}
         return ["default"], record.config.get("settings", {}) | rounds, 0
-    number = int(record.path.name.split("-")[1])
-    return [kind for kind, trial in found["rows"].items() if trial == number], fixed, int(found["trials"])
 
 
 def _tag(asked: dict[str, Any], fixed: dict[str, Any]) -> str:

@@ -52,7 +52,21 @@ class SmallTally(Tally):
 
     def serve(self, clients: State, down: Payload, data: Cohort, part: str) -> State:
         """As ever, with what the small model gives for B and E."""
-        return super().serve(clients, written_out(down), data, part)
+        return super().serve(clients, self._written_out(down, data.federation.n_items), data, part)
+
+    def _written_out(self, down: Payload, n_items: int) -> Payload:
+        """What a client ranks with: B, E and w from the small model, nothing of them before there is one."""
+        fields = {n: f for n, f in down.fields.items() if n != "model"}
+        leaves = {"B": torch.zeros(0), "E": torch.zeros(0), "blend": torch.zeros(2)}
+        if len(blob := down["model"].numpy().tobytes()):
+            model = decode(blob)
+            tall = len(down["inputs"]) if self.inputs else n_items
+            rows = {"B": len(self.windows) * tall, "E": tall}
+            if model.n_items != n_items or any(len(part.step) != rows.get(name) for name, part in model.parts.items()):
+                raise UserError("the small model is one of other items or time scales")  # and may be of any size
+            leaves |= {name: torch.from_numpy(part.dense()) for name, part in model.parts.items()}
+            leaves["blend"] = torch.tensor([model.blend, model.tilt])
+        return Payload(down.ids, fields | {n: Shared(x) for n, x in leaves.items()})
 
 
 _NONE = torch.zeros(0, dtype=torch.uint8)
@@ -83,14 +97,3 @@ def small_model(method: Tally, server: State, megabytes: float) -> bytes:
 def _used(sums: Tensor, column: Ints | None) -> NDArray[np.float64]:
     """(R,) how much histories have of each row; `column`: where its own column is, None: at its own number."""
     return diagonal(sums, None if column is None else torch.from_numpy(column)).double().numpy()
-
-
-def written_out(down: Payload) -> Payload:
-    """What a client ranks with: B, E and w from the small model, nothing of them before there is one."""
-    fields = {n: f for n, f in down.fields.items() if n != "model"}
-    leaves = {"B": torch.zeros(0), "E": torch.zeros(0), "blend": torch.zeros(2)}
-    if len(blob := down["model"].numpy().tobytes()):
-        model = decode(blob)
-        leaves |= {name: torch.from_numpy(part.dense()) for name, part in model.parts.items()}
-        leaves["blend"] = torch.tensor([model.blend, model.tilt])
-    return Payload(down.ids, fields | {n: Shared(x) for n, x in leaves.items()})

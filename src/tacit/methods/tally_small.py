@@ -177,13 +177,35 @@ def decode(blob: bytes) -> SmallModel:
     """Back from what `encode` gave; ValueError where the bytes are something else."""
     if blob[: len(MAGIC)] != MAGIC:
         raise ValueError("this is not a small model of tally")
+    try:
+        model = _decoded(blob)
+    except (KeyError, TypeError, OverflowError, RecursionError, AttributeError, zlib.error) as error:
+        raise ValueError(f"a small model is damaged ({type(error).__name__})") from None
+    rows = len(model.inputs) or model.n_items
+    tall = {"B": len(model.windows) * rows, "E": rows}
+    numbers = [np.array([model.tilt]), *(x for part in model.parts.values() for x in (part.base, part.step))]
+    if (
+        not 0 <= model.blend <= 1
+        or not all(np.isfinite(x).all() for x in numbers)
+        or not model.parts
+        or any(len(part.step) != tall.get(name) for name, part in model.parts.items())
+        or len(model.windows) != len(model.decays)
+        or not all(type(window) is int and window > 0 for window in model.windows)
+        or not all(0 < decay <= 1 for decay in model.decays)
+        or (len(model.inputs) and not 0 <= model.inputs.min() <= model.inputs.max() < model.n_items)
+    ):
+        raise ValueError("what a small model says of itself does not fit together")
+    return model
+
+
+def _decoded(blob: bytes) -> SmallModel:
     told = int.from_bytes(blob[8:12], "little")
     head: dict[str, Any] = json.loads(blob[12 : 12 + told])
     n_items, wide, shapes = int(head["items"]), int(head["gap"]), head["parts"]
     rest = 4 * head["inputs"] + sum(4 * n_items + 8 * p["rows"] + (wide + 1) * p["entries"] for p in shapes)
     unpacked = zlib.decompressobj()
     body = unpacked.decompress(blob[12 + told :], rest + 1)
-    if len(body) != rest:
+    if len(body) != rest or not unpacked.eof:
         raise ValueError(f"a small model of {rest:,} bytes unpacks to others")
     at = 0
 

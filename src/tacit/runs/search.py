@@ -216,19 +216,25 @@ def opened(folder: Path, threads: int = 0) -> Search:
     """The search of a folder."""
     try:
         written = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        space = tuple(
+            Dimension(**d | {"values": tuple(map(_tupled, d["values"])), "default": _tupled(d["default"])})
+            for d in written["space"]
+        )
+        asked, seeds = written["config"] | {"threads": threads}, tuple(map(int, written["seeds"]))
     except (OSError, ValueError):
         raise UserError(f"{folder} is not the folder of a search: it has no {FILE}") from None
-    space = tuple(
-        Dimension(**d | {"values": tuple(map(_tupled, d["values"])), "default": _tupled(d["default"])})
-        for d in written["space"]
-    )
-    return Search(folder, config(**written["config"] | {"threads": threads}), space, tuple(written["seeds"]))
+    except (KeyError, TypeError, AttributeError):
+        raise UserError(f"{folder / FILE} is damaged; restore it, or remove {folder}") from None
+    return Search(folder, config(**asked), space, seeds)
 
 
 def trial_of(one: "FrozenTrial") -> Trial:
     """A trial as the journal has it."""
     if found := one.user_attrs.get("found"):
-        return Trial(**found)
+        try:
+            return Trial(**found)
+        except TypeError:
+            raise UserError(f"the journal's trial {one.number} is of another version; remove the search") from None
     return Trial(
         one.number, "running", one.user_attrs.get("settings", {}), max(one.intermediate_values.values(), default=None)
     )

@@ -59,11 +59,19 @@ def opened(folder: Path, warmup: int) -> "Study":
     lock: Any = _Lock(path)
     lock.acquire()  # what a killed process left is mended before anything is read
     lock.release()
-    storage = library.storages.JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
     pruner = library.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=warmup)
-    study: Study = library.create_study(
-        storage=storage, study_name="search", direction="maximize", pruner=pruner, load_if_exists=True
-    )
+    study: Study
+    try:
+        storage = library.storages.JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+        try:
+            study = library.load_study(storage=storage, study_name="search", pruner=pruner)
+        except KeyError:  # there is none yet
+            study = library.create_study(storage=storage, study_name="search", direction="maximize", pruner=pruner)
+        study.get_trials(deepcopy=False)
+    except OSError:
+        raise
+    except Exception as error:  # whatever a damaged line makes of Optuna's reader
+        raise UserError(f"{path} is damaged ({type(error).__name__}); restore it, or remove {folder}") from None
     return study
 
 
@@ -77,6 +85,9 @@ def claimed(study: "Study", folder: Path, seed: int, first: list[dict[str, Any]]
     trials = study.get_trials(deepcopy=False)
     for one in trials:
         if one.state == TrialState.RUNNING and (lock := taken(lock_of(folder, one.number))) is not None:
+            if study._storage.get_trial(one._trial_id).state != TrialState.RUNNING:  # it ended in between
+                released(lock)
+                continue
             study.sampler = _sampler(seed, one.number)
             return Trial(study, one._trial_id), lock
     if not more:

@@ -16,7 +16,7 @@ from tacit.methods import find
 from tacit.runs import search_journal as journal
 from tacit.runs.assembly import method_of
 from tacit.runs.compare import once
-from tacit.runs.files import released
+from tacit.runs.files import released, writing
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import Stopped, Watch
 from tacit.runs.search import Begin, Budget, Search, Trial, trial_of
@@ -32,6 +32,11 @@ HOPELESS = 3  # first trials that fail before a search is given up
 
 def work(one: Search, budget: Budget, begin: Begin | None = None) -> None:
     """Carry out trials until the budget is spent; several processes may, and a killed one's trial is resumed."""
+    with writing(one.folder):  # a disk that is full costs no trial: it is resumed where there is room again
+        _work(one, budget, begin)
+
+
+def _work(one: Search, budget: Budget, begin: Begin | None) -> None:
     study = one.study()
     own = dataclasses.asdict(build(find(one.asked.method), one.asked.settings))
     while True:
@@ -93,11 +98,18 @@ def _tried(
             once(one.run(settings, seed), path, watch, one.data)
         except Stopped as stopped:
             state = str(stopped)
+        except OSError:
+            raise
         except Exception as error:  # a search outlives whatever one trial's settings do
+            if isinstance(error.__cause__, OSError):
+                raise
             state, reason = "failed", str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         if (path / "run.json").exists():
-            figures.append(_figures(path, one.asked.select))
-            _slim(path)
+            try:
+                figures.append(_figures(path, one.asked.select))
+                _slim(path)
+            except UserError as error:  # its folder is damaged
+                state, reason = "failed", str(error)
         if state in ("pruned", "failed"):
             break
     values = [f["value"] for f in figures if f["value"] is not None]

@@ -7,8 +7,10 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -33,25 +35,35 @@ def carry_out(
     shared = replace(budget, minutes=budget.minutes * workers)  # the clock of each trial counts
     words = [sys.executable, "-m", __name__, str(one.folder), json.dumps(asdict(shared)), str(os.getpid())]
     words.append(str(one.asked.threads))
-    team = [subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(workers)]
+    with ExitStack() as files:
+        # not pipes: nobody reads these before the end, and a pipe that is full holds its writer up
+        ends = [files.enter_context(tempfile.TemporaryFile()) for _ in range(workers)]
+        team = [subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=end) for end in ends]
+        try:
+            _follow(one, team, said)
+        except KeyboardInterrupt:
+            for worker in team:  # a Ctrl-C reaches them as well, a signal to this process alone does not
+                worker.send_signal(2)
+            raise
+        finally:
+            codes = [worker.wait() for worker in team]
+        for end, code in zip(ends, codes, strict=True):
+            end.seek(0)
+            if code:
+                text = end.read().decode(errors="replace").strip()
+                raise UserError(text.splitlines()[-1] if text else f"code {code}")
+
+
+def _follow(one: Search, team: list[subprocess.Popen[bytes]], said: Callable[[str], None] | None) -> None:
+    """Until all are done; says which trials have ended."""
     told: set[int] = set()
-    try:
-        while any(worker.poll() is None for worker in team):
-            time.sleep(0.5)
-            for trial in one.trials if said else []:
-                if trial.state != "running" and trial.number not in told and said:
-                    told.add(trial.number)
-                    value = "" if trial.value is None else f"  valid {one.asked.select} {trial.value:.4f}"
-                    said(f"{one.asked.method} on {one.asked.data}, trial {trial.number}: {trial.state}{value}")
-    except KeyboardInterrupt:
-        for worker in team:  # a Ctrl-C reaches them as well, a signal to this process alone does not
-            worker.send_signal(2)
-        raise
-    finally:
-        ends = [(worker.communicate()[1], worker.returncode) for worker in team]
-    for text, code in ends:
-        if code:
-            raise UserError(text.decode(errors="replace").strip().splitlines()[-1] if text.strip() else f"code {code}")
+    while any(worker.poll() is None for worker in team):
+        time.sleep(0.5)
+        for trial in one.trials if said else []:
+            if trial.state != "running" and trial.number not in told and said:
+                told.add(trial.number)
+                value = "" if trial.value is None else f"  valid {one.asked.select} {trial.value:.4f}"
+                said(f"{one.asked.method} on {one.asked.data}, trial {trial.number}: {trial.state}{value}")
 
 
 def _orphaned(parent: int) -> Begin:

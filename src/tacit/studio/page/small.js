@@ -67,7 +67,7 @@ const entry = (part, row, item) => {
   return 0;
 };
 
-// w grows with the history: methods/tally_choice.py says how.
+// w grows with the history: shares_of in methods/tally_small.py says how.
 function shareOf(model, history) {
   if (model.blend === 0 || model.blend === 1) return model.blend;
   const length = history.filter((item) => model.place[item] >= 0).length;
