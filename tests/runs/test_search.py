@@ -369,7 +369,7 @@ def test_finals_and_the_file_for_an_experiment(tmp_path):
     from tacit.runs import experiments
 
     plans = experiments.planned(experiments.read(tmp_path / "rows.toml"))
-    assert [p.label for p in plans] == ["fedmf, default", "fedmf, best of 3"]
+    assert [p.label for p in plans] == ["fedmf (default)", "fedmf (best of 3)"]
     assert plans[1].asked.settings == one.best.settings
     (tmp_path / "mine.toml").write_text("title = 'mine'")
     with pytest.raises(UserError, match="not a file that tacit search wrote"):

@@ -49,6 +49,8 @@ def _one(name: str, cls: Any) -> None:
     for one in settings_of(cls).values():
         table.add_row(one.name, _short(one.default), one.type, one.limits, one.searched, _comment(cls, one.name))
     show(table)
+    for start in getattr(cls, "starts", ()):
+        out.print("a search also starts from " + " ".join(f"{key}={value}" for key, value in start.items()))
 
 
 def _about(cls: type) -> str:

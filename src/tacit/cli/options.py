@@ -96,12 +96,12 @@ def plugged(names: list[str], plug: str | None) -> tuple[list[str], dict[str, st
     return [f"{name}+{method}" for method in names], {f"{name}_{key}": value for key, value in pairs.items()}
 
 
-def numbers(seeds: str) -> list[int]:
+def numbers(seeds: str, option: str = "--seeds") -> list[int]:
     """Seeds as they are written: 0,1,2."""
     try:
         found = [int(part) for part in seeds.split(",")]
     except ValueError:
-        raise UserError(f"--seeds {seeds} is not a list of whole numbers; write it as in 0,1,2") from None
+        raise UserError(f"{option} {seeds} is not a list of whole numbers; write it as in 0,1,2") from None
     if len(set(found)) < len(found):
-        raise UserError(f"--seeds {seeds} names a seed twice, and the same seed gives the same run; name each once")
+        raise UserError(f"{option} {seeds} names a seed twice, and the same seed gives the same run; name each once")
     return found

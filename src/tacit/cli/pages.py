@@ -43,7 +43,8 @@ def leaderboard(
     from tacit.figures import leaderboard_page, records
 
     added, total = leaderboard_page.update(records.find(targets or []), page)
-    out.print(f"{added} runs added, {total} in all → {page}")
+    runs = "1 run" if added == 1 else f"{added} runs"
+    out.print(f"{runs} with test figures under strict read, {total} in all → {page}", soft_wrap=True)
 
 
 def _counted(things: Sized, word: str) -> str:

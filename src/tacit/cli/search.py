@@ -36,6 +36,7 @@ def search(
     min_interactions: o.AtLeast = 0,
     select: o.Select = "NDCG@10",
     evaluate_every: o.Every = 1,
+    evaluate_users: o.EvaluateUsers = None,
     patience: o.Patience = 0,
     threads: o.Threads = 0,
     ldp: o.Noise = None,
@@ -60,6 +61,9 @@ def search(
     from tacit.runs.search_space import parse_ranges
     from tacit.runs.search_work import carry_out
 
+    final_seeds = o.numbers(final, "--final-seeds") if final else []
+    if save:
+        report.check_save(save)
     names, of_plug = o.plugged(names, plug)
     places = [name.strip() for name in data.split(",") if name.strip()]
     with downloading() as progress:
@@ -79,12 +83,12 @@ def search(
         min_interactions=min_interactions,
         select=select,
         evaluate_every=evaluate_every,
+        evaluate_users=evaluate_users,
         patience=patience,
         threads=threads,
         ldp=ldp,
     )
     budget = Budget(trials, cpu_seconds, minutes, trial_seconds)
-    final_seeds = o.numbers(final) if final else []
     failed: dict[str, str] = {}
     loud = progress_kind in ("bar", "lines") or (progress_kind == "auto" and err.is_terminal)
     with stopping(f"the same command continues what is in {folder}"):
@@ -120,6 +124,7 @@ def _say(line: str) -> None:
 
 def _show(one: "Search") -> None:
     from tacit.runs import search_report as report
+    from tacit.runs.search_final import figures as finals
 
     show(report.table(one))
     for trial in one.trials:
@@ -129,6 +134,11 @@ def _show(one: "Search") -> None:
         out.print(f"{one.asked.method} has no settings to search: its own were run once.")
     if shares := report.importance(one):
         out.print("what mattered: " + ", ".join(f"{name} {share:.0%}" for name, share in shares.items()))
+    for kind, figures in finals(one).items():
+        out.print(
+            f"{kind}: test HR@10 {figures['HR@10']:.4f}, NDCG@10 {figures['NDCG@10']:.4f}, "
+            f"mean over {figures['seeds']} seed{'s' * (figures['seeds'] != 1)}"
+        )
     if command := _command(one):
         out.print(f"the best again, with test figures: {command}", soft_wrap=True)
 

@@ -110,15 +110,17 @@ def _place(record: Record) -> tuple[list[str], dict[str, Any], int]:
         number = int(record.path.name.split("-")[1])
         return [kind for kind, trial in found["rows"].items() if trial == number], fixed, int(found["trials"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        if (folder / "search.json").exists():
+            return [], {}, 0  # of a search whose final runs are not all done, or that is damaged
         rounds = {"rounds": record.config["rounds"]} if record.config.get("rounds") else {}
         return ["default"], record.config.get("settings", {}) | rounds, 0
 
 
 def _tag(asked: dict[str, Any], fixed: dict[str, Any]) -> str:
-    words = [f"{key}={value}" for key, value in fixed.items()]
+    words = [f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in fixed.items()]
     for name in (name for name in ("ldp", "dp") if asked.get(name)):
         words += [f"{name} " + ",".join(f"{k}={v}" for k, v in asked[name].items() if v is not None)]
-    words += [f"{name}={asked[name]}" for name in ("clients", "bound", "robust") if asked.get(name)]
+    words += [f"{name}={asked[name]}" for name in ("clients", "bound", "robust", "evaluate_users") if asked.get(name)]
     return " ".join([*words, *(["secure"] if asked.get("secure") else [])])
 
 
@@ -199,8 +201,16 @@ def read(path: Path) -> list[Entry]:
     if not path.exists():
         return []
     try:
-        return list(json.loads(path.read_text(encoding="utf-8"))["runs"])
-    except (OSError, ValueError, KeyError, TypeError):
+        kept = list(json.loads(path.read_text(encoding="utf-8"))["runs"])
+        for one in kept:
+            assert all(isinstance(one[key], str) for key in ("data", "method", "tag", "command"))
+            assert set(one["kinds"]) <= {"default", "best"}
+            assert isinstance(one["seed"], int)
+            assert math.isfinite(one[MAIN])
+            if one["users"]:
+                _gain(one["users"])
+        return kept
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, zlib.error):
         raise UserError(f"{path} is not what tacit leaderboard keeps; restore it from a copy, or remove it") from None
 
 

@@ -88,7 +88,7 @@ def table(lines: Sequence[Line]) -> list[str]:
         moved = ["pooled", ""] if line.pooled else [size((line.figure(name) or (0.0,))[0]) for name in ("up", "down")]
         cells = [
             str(place),
-            line.label,
+            escape(line.label).replace("|", "\\|"),
             *(_text(line.figure(name, "default")) for name in ("HR@10", MAIN)),
             *(_text(line.figure(name, "best")) for name in ("HR@10", MAIN)),
             _chance(p),
@@ -102,6 +102,11 @@ def table(lines: Sequence[Line]) -> list[str]:
         ]
         out.append(f"| {' | '.join(cells)} |")
     return out
+
+
+def _cut(label: str) -> str:
+    """As much of a label as there is room for."""
+    return label if len(label) <= ROOM else label[: ROOM - 1] + "…"
 
 
 def _text(figure: Spread | None) -> str:
@@ -123,6 +128,7 @@ def _chance(p: float | None) -> str:
 
 
 WIDE, LEFT, ROW, TOP = 720, 190, 20, 46  # pixels: page, names, a line, above the first
+ROOM = 28  # letters of a label
 
 
 def picture(found: dict[str, list[Line]]) -> str:
@@ -166,7 +172,7 @@ def _panel(data: str, lines: Sequence[Line], y: int, top: float) -> str:
     for place, line in enumerate(lines):
         middle = y + TOP + ROW * place
         colour = "#777777" if line.pooled or line.method in ("popularity", "oracle") else "#1f5fa8"
-        out.append(f'<text x="{LEFT - 10}" y="{middle + 4}" text-anchor="end">{escape(line.label)}</text>')
+        out.append(f'<text x="{LEFT - 10}" y="{middle + 4}" text-anchor="end">{escape(_cut(line.label))}</text>')
         default, best = line.figure(MAIN, "default"), line.figure(MAIN, "best")
         if default and best:
             out.append(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from tacit.errors import UserError
 
 State = Literal["finished", "running", "stopped"]
-DEEP = 3  # folders below the one that is named, at most
+DEEP = 5  # folders below the one that is named, at most
 Stamp = tuple[int, int]  # time of change and size
 
 

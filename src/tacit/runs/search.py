@@ -195,6 +195,7 @@ def settle(one: Search, own: Interactions | None = None) -> None:
             ("data", before.data and before.data.fingerprint(), own and own.fingerprint()),
         ):
             if there != asked:
+                what += _apart(there, asked)
                 raise UserError(f"{one.folder} holds a search with other {what}; name another --out, or remove it")
         return
     try:
@@ -205,6 +206,12 @@ def settle(one: Search, own: Interactions | None = None) -> None:
         write_bytes(one.folder / kept.FILE, kept.packed(own))
     space = [dataclasses.asdict(dimension) for dimension in one.space]
     write_json(one.folder / FILE, {"config": _plain(one.asked), "space": space, "seeds": one.seeds})
+
+
+def _apart(there: object, asked: object) -> str:
+    if not isinstance(there, dict) or not isinstance(asked, dict):
+        return ""
+    return f" ({', '.join(key for key in asked if there.get(key) != asked[key])})"
 
 
 def _plain(asked: RunConfig) -> dict[str, Any]:

@@ -1,7 +1,11 @@
 """What a search is for: its default and its best settings, run with test figures over seeds."""
 
+import json
+import time
 from collections.abc import Iterable
+from statistics import mean
 
+from tacit.runs import search_journal as journal
 from tacit.runs.compare import once
 from tacit.runs.files import write_json
 from tacit.runs.folder import RunFolder
@@ -20,7 +24,32 @@ def finals(one: Search) -> dict[str, Trial]:
 
 
 def run_finals(one: Search, seeds: Iterable[int], begin: Begin | None = None) -> None:
-    """Run both with each seed; finished ones are read, stopped ones resumed."""
+    """Run both with each seed; finished ones are read, stopped ones resumed.
+
+    Which is the best is known once nobody is at work on a trial, and one process at a time runs them.
+    """
+    while journal.busy(one.study(), one.folder):
+        time.sleep(0.5)
+    with journal.held(one.folder / ".finals"):
+        _run(one, seeds, begin)
+
+
+def figures(one: Search) -> dict[str, dict[str, float]]:
+    """Test figures of `default` and `best`, means over the seeds that were run."""
+    try:
+        rows = json.loads((one.folder / RESULT).read_text(encoding="utf-8"))["rows"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    out = {}
+    for kind, number in rows.items():
+        runs = [RunFolder.open(path).summary for path in sorted(one.folder.glob(f"final-{number:03d}-s*"))]
+        tests = [run["test"] for run in runs if run]
+        if tests:
+            out[kind] = {"seeds": len(tests)} | {n: mean(test[n] for test in tests) for n in ("HR@10", "NDCG@10")}
+    return out
+
+
+def _run(one: Search, seeds: Iterable[int], begin: Begin | None) -> None:
     found = finals(one)
     for trial in {t.number: t for t in found.values()}.values():
         for seed in seeds:

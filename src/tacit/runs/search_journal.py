@@ -105,6 +105,18 @@ def claimed(study: "Study", folder: Path, seed: int, first: list[dict[str, Any]]
     return study.ask(), lock
 
 
+def busy(study: "Study", folder: Path) -> bool:
+    """Whether somebody is at work on a trial."""
+    from optuna.trial import TrialState
+
+    for one in study.get_trials(deepcopy=False):
+        if one.state == TrialState.RUNNING:
+            if (lock := taken(lock_of(folder, one.number))) is None:
+                return True
+            released(lock)
+    return False
+
+
 def _sampler(seed: int, number: int) -> Any:
     """What is drawn depends on the seed, the trial's number and the trials before it, not on who asks."""
     return optuna().samplers.TPESampler(

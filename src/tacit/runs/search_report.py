@@ -90,8 +90,7 @@ def summary(one: Search) -> dict[str, Any]:
 
 def save(searches: Sequence[Search], path: Path) -> None:
     """An experiment file with two rows a search: the method's own settings, and the best ones found."""
-    if path.exists() and not path.read_text(encoding="utf-8").startswith(WRITTEN):
-        raise UserError(f"{path} is not a file that tacit search wrote; name another --save")
+    check_save(path)
     first = searches[0].asked
     lines = [
         WRITTEN.strip(),
@@ -119,7 +118,7 @@ def save(searches: Sequence[Search], path: Path) -> None:
             }
             lines += [
                 "[[run]]",
-                f"label = {json.dumps(f'{run.method}, {label}')}",
+                f"label = {json.dumps(f'{run.method} ({label})')}",
                 f"method = {json.dumps(run.method)}",
                 f"data = {json.dumps([run.data])}",
                 f"settings = {_inline(run.settings)}",
@@ -127,6 +126,15 @@ def save(searches: Sequence[Search], path: Path) -> None:
                 "",
             ]
     write_text(path, "\n".join(lines))
+
+
+def check_save(path: Path) -> None:
+    """Refuse, before anything runs, a place where the rows could not be written."""
+    if path.is_dir() or not path.parent.is_dir():
+        reason = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise UserError(f"--save {path} cannot be written: {reason}")
+    if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(WRITTEN):
+        raise UserError(f"{path} is not a file that tacit search wrote; name another --save")
 
 
 def _inline(values: dict[str, Any]) -> str:

@@ -103,6 +103,12 @@ def space_of(method: str, fixed: Mapping[str, Any], ranges: Mapping[str, str]) -
     for key in [*fixed, *ranges]:
         if key not in known:
             raise unknown(f"setting of {method}", key, known)
+    if "rounds" in ranges:
+        raise UserError("rounds are not searched: every run reports the best of its rounds; --rounds says how many")
+    if not isinstance(cls.starts, tuple) or not all(isinstance(start, Mapping) for start in cls.starts):
+        raise UserError(f"starts of {method} is not a tuple of settings, as in ({{'lr': 1.0}},)")
+    for key in (key for start in cls.starts for key in start if key not in known):
+        raise unknown(f"setting of {method} in its starts", key, known)
     if both := next((key for key in ranges if key in fixed), None):
         raise UserError(f"{both} is both fixed with --set and searched with --range; leave one out")
     starts: list[dict[str, Any]] = [{}, *({k: v for k, v in start.items() if k not in fixed} for start in cls.starts)]
@@ -174,6 +180,8 @@ def _declared(setting: Setting) -> Dimension:
         return Dimension(name, default, values if default in values else (default, *values), when=search.when)
     assert isinstance(search, Search)
     low, high = (max(1, round(x)) if setting.whole else x for x in (search.low, search.high))
+    if low > high or (search.log and low <= 0):
+        raise UserError(f"the range of {name}, {search.low:g} to {search.high:g}, is none; a log scale starts above 0")
     if setting.whole and search.low == 0:
         low = 0
     return Dimension(name, default, (), low, high, search.log, setting.whole, search.zero, search.when)

@@ -45,6 +45,8 @@ def _work(one: Search, budget: Budget, begin: Begin | None) -> None:
             left = _left(one, budget, so_far)
             claim = journal.claimed(study, one.folder, one.seeds[0], points(one.space), left is not None)
             if claim is None:
+                if so_far and all(t.state == "failed" for t in so_far):
+                    raise UserError(f"{one.asked.method} on {one.asked.data}: every trial failed: {so_far[0].reason}")
                 return
             trial, lock = claim
             settings = drawn(one.space, trial, one.asked.settings, own)
@@ -92,6 +94,7 @@ def _tried(
             shutil.rmtree(path)
         show = begin(f"{one.asked.method} on {one.asked.data}, trial {trial.number}") if begin else None
         watch = _watch(path, min(limits, default=0.0), left[1], show)
+        before = RunFolder(path).spent.get("cpu_seconds", 0.0) - cpu_seconds()
         if seed == one.seeds[0] and not isinstance(method_of(one.run(settings, seed)), ClosedForm):
             watch = _pruned(trial, one.asked.select, watch)
         try:
@@ -107,6 +110,7 @@ def _tried(
         if (path / "run.json").exists():
             try:
                 figures.append(_figures(path, one.asked.select))
+                figures[-1]["cpu_seconds"] = max(figures[-1]["cpu_seconds"], before + cpu_seconds())
                 _slim(path)
             except UserError as error:  # its folder is damaged
                 state, reason = "failed", str(error)

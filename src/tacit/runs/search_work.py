@@ -51,7 +51,9 @@ def carry_out(
             end.seek(0)
             if code:
                 text = end.read().decode(errors="replace").strip()
-                raise UserError(text.splitlines()[-1] if text else f"code {code}")
+                raise UserError(
+                    text.splitlines()[-1] if text else f"a worker ended with code {code}; the same call goes on"
+                )
 
 
 def _follow(one: Search, team: list[subprocess.Popen[bytes]], said: Callable[[str], None] | None) -> None:
