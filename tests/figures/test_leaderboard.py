@@ -118,3 +118,45 @@ def test_nothing_to_show_is_a_sentence(tmp_path):
     (tmp_path / "leaderboard.json").write_text("[]")
     with pytest.raises(UserError, match="not what tacit leaderboard keeps"):
         leaderboard_page.update([], tmp_path / "leaderboard.md")
+
+
+@pytest.mark.parametrize(
+    "result", ["", "{}", "[]", '{"rows": null, "trials": 3}', '{"rows": {"best": 0}, "trials": "x"}']
+)
+def test_final_runs_of_a_search_that_is_not_done_are_no_rows(tmp_path, result):
+    searched(tmp_path / "deep" / "er", 0, 3)
+    assert len(read(tmp_path)) == 2
+    file = tmp_path / "deep" / "er" / "demo" / "fedmf" / "result.json"
+    file.unlink()
+    if result:
+        file.write_text(result)
+    assert read(tmp_path) == []
+
+
+def test_the_same_settings_are_one_row_however_they_are_written(tmp_path):
+    for place, rate in (("one", 6730), ("two", 6730.0)):
+        folder(tmp_path / place, "fedmf", table_lr=rate)
+    (lines,) = boards(merged([], read(tmp_path))).values()
+    assert [line.label for line in lines] == ["fedmf table_lr=6730"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": None},
+        {"seed": "a"},
+        {"users": "%%%"},
+        {"users": "AAAA"},
+        {"NDCG@10": float("nan")},
+        {"NDCG@10": "high"},
+        {"kinds": ["foo"]},
+    ],
+)
+def test_a_damaged_line_is_refused(tmp_path, change):
+    hits(folder(tmp_path / "runs", "fedmf"), [1, 0, 3])
+    page = tmp_path / "leaderboard.md"
+    leaderboard_page.update(records.find([tmp_path / "runs"]), page)
+    kept = json.loads(page.with_suffix(".json").read_text())
+    page.with_suffix(".json").write_text(json.dumps({"runs": [kept["runs"][0] | change]}))
+    with pytest.raises(UserError, match="not what tacit leaderboard keeps"):
+        leaderboard_page.update([], page)

@@ -283,6 +283,31 @@ def test_a_trial_that_ends_while_another_worker_looks_is_not_taken_again(tmp_pat
     assert journal.claimed(study, one.folder, 0, [], more=False) is None
 
 
+def test_the_best_is_known_once_nobody_is_at_work(tmp_path):
+    one = search("popularity", trials=1, out=tmp_path, **QUICK)[0]
+    study = one.study()
+    trial = study.ask()
+    lock = journal.taken(journal.lock_of(one.folder, trial.number))
+    assert journal.busy(study, one.folder)
+    journal.released(lock)
+    assert not journal.busy(study, one.folder), "its worker is gone"
+
+
+@pytest.mark.parametrize(
+    ("starts", "said"),
+    [("({'lrr': 2.0},)", "lrr"), ("({'lr': 2.0})", "not a tuple of settings"), ("'lr'", "not a tuple of settings")],
+)
+def test_wrong_starts_are_one_sentence(tmp_path, monkeypatch, starts, said):
+    name = f"mine{abs(hash(starts))}"
+    (tmp_path / f"{name}.py").write_text(
+        "from dataclasses import dataclass\nfrom tacit.methods.fedmf import FedMF\n"
+        f"@dataclass(frozen=True)\nclass Mine(FedMF):\n    starts = {starts}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError, match=said):
+        space_of(f"{name}:Mine", {}, {})
+
+
 def test_a_worker_that_says_much_holds_nothing_up(tmp_path, monkeypatch):
     (tmp_path / "loud.py").write_text(
         "import sys\nfrom dataclasses import dataclass\nfrom tacit.methods.references import Popularity\n"
