@@ -19,7 +19,7 @@ from tacit.runs.assembly import federation_of, method_of
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import resume
 from tacit.runs.search import Budget, opened, search
-from tacit.runs.search_final import RESULT, run_finals
+from tacit.runs.search_final import RESULT, figures, lost, run_finals
 from tacit.runs.search_report import importance, save
 from tacit.runs.search_space import Dimension, drawn, parse_ranges, points, space_of
 from tacit.runs.search_trials import work
@@ -399,6 +399,23 @@ def test_finals_and_the_file_for_an_experiment(tmp_path):
     (tmp_path / "mine.toml").write_text("title = 'mine'")
     with pytest.raises(UserError, match="not a file that tacit search wrote"):
         save([one], tmp_path / "mine.toml")
+
+
+def test_a_final_run_that_diverges_is_written_down_and_the_others_count(tmp_path):
+    one = search("fedmf", trials=1, out=tmp_path, **QUICK)[0]
+
+    def begin(name):
+        def watch(progress, plan):
+            if name.endswith("seed 1"):
+                raise UserError("the training diverged")
+
+        return watch
+
+    run_finals(one, [0, 1], begin)
+    assert lost(one) == {"default and best, seed 1": "the training diverged"}
+    assert figures(one)["best"]["seeds"] == 1
+    run_finals(one, [0, 1])
+    assert (lost(one), figures(one)["best"]["seeds"]) == ({}, 2)
 
 
 def test_it_is_there_from_python():

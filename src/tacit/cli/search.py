@@ -125,6 +125,7 @@ def _say(line: str) -> None:
 def _show(one: "Search") -> None:
     from tacit.runs import search_report as report
     from tacit.runs.search_final import figures as finals
+    from tacit.runs.search_final import lost
 
     show(report.table(one))
     for trial in one.trials:
@@ -139,6 +140,8 @@ def _show(one: "Search") -> None:
             f"{kind}: test HR@10 {figures['HR@10']:.4f}, NDCG@10 {figures['NDCG@10']:.4f}, "
             f"mean over {figures['seeds']} seed{'s' * (figures['seeds'] != 1)}"
         )
+    for run, reason in lost(one).items():
+        out.print(f"{run} failed: {reason}", soft_wrap=True)
     if command := _command(one):
         out.print(f"the best again, with test figures: {command}", soft_wrap=True)
 

@@ -4,7 +4,9 @@ import json
 import time
 from collections.abc import Iterable
 from statistics import mean
+from typing import Any
 
+from tacit.errors import UserError
 from tacit.runs import search_journal as journal
 from tacit.runs.compare import once
 from tacit.runs.files import write_json
@@ -24,7 +26,7 @@ def finals(one: Search) -> dict[str, Trial]:
 
 
 def run_finals(one: Search, seeds: Iterable[int], begin: Begin | None = None) -> None:
-    """Run both with each seed; finished ones are read, stopped ones resumed.
+    """Run both with each seed; finished ones are read, stopped ones resumed, what fails is written down.
 
     Which is the best is known once nobody is at work on a trial, and one process at a time runs them.
     """
@@ -36,10 +38,7 @@ def run_finals(one: Search, seeds: Iterable[int], begin: Begin | None = None) ->
 
 def figures(one: Search) -> dict[str, dict[str, float]]:
     """Test figures of `default` and `best`, means over the seeds that were run."""
-    try:
-        rows = json.loads((one.folder / RESULT).read_text(encoding="utf-8"))["rows"]
-    except (OSError, ValueError, KeyError):
-        return {}
+    rows = _result(one).get("rows", {})
     out = {}
     for kind, number in rows.items():
         runs = [RunFolder.open(path).summary for path in sorted(one.folder.glob(f"final-{number:03d}-s*"))]
@@ -49,16 +48,36 @@ def figures(one: Search) -> dict[str, dict[str, float]]:
     return out
 
 
+def lost(one: Search) -> dict[str, str]:
+    """Which final runs failed, and why."""
+    return dict(_result(one).get("failed", {}))
+
+
+def _result(one: Search) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((one.folder / RESULT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
 def _run(one: Search, seeds: Iterable[int], begin: Begin | None) -> None:
     found = finals(one)
+    failed: dict[str, str] = {}
     for trial in {t.number: t for t in found.values()}.values():
         for seed in seeds:
             path = one.folder / f"final-{trial.number:03d}-s{seed}"
             row = " and ".join(name for name, t in found.items() if t.number == trial.number)
             watch = begin(f"{one.asked.method} on {one.asked.data}, {row}, seed {seed}") if begin else None
-            once(one.run_of(trial, seed), path, watch, one.data)
+            try:
+                once(one.run_of(trial, seed), path, watch, one.data)
+            except UserError as error:  # settings that suit one seed may diverge on another
+                if isinstance(error.__cause__, OSError):
+                    raise
+                failed[f"{row}, seed {seed}"] = str(error)
+                continue
             RunFolder.open(path).drop_checkpoints()
     rows = {name: trial.number for name, trial in found.items()}
     trials = one.trials
     spent = sum(t.cpu_seconds for t in trials)
-    write_json(one.folder / RESULT, {"rows": rows, "trials": len(trials), "cpu_seconds": spent})
+    write_json(one.folder / RESULT, {"rows": rows, "trials": len(trials), "cpu_seconds": spent, "failed": failed})
