@@ -50,6 +50,7 @@ def measured(name: str, data: str) -> tuple[float, float, float]:
     from tacit.core.fleet import SimulatedFleet, Traffic
     from tacit.core.method import Moment
     from tacit.core.rounds import sample
+    from tacit.core.trained import Trained
     from tacit.data.cohort import Federation
     from tacit.data.sources import load
     from tacit.data.splits import split
@@ -58,12 +59,13 @@ def measured(name: str, data: str) -> tuple[float, float, float]:
 
     torch.set_num_threads(1)
     method, federation = find(name)(), Federation.of_users(split(load(data), "strict"))
+    assert isinstance(method, Trained), "what does not train has no rounds to compare"
     fleet, evaluator = SimulatedFleet(method, federation, threads=1, sums=True), Evaluator(federation.split)
     options = {"sampled_too": False} if "sampled_too" in Evaluator.__call__.__annotations__ else {}
     server, trained, validated, value = method.init_server(federation), [], [], 0.0
     for round in range(1, ROUNDS + 2):
         start = time.process_time()
-        ids = sample(federation.n_clients, method.fraction, 0, round)  # type: ignore[attr-defined]
+        ids = sample(federation.n_clients, method.fraction, 0, round)
         server = method.aggregate(server, fleet.train(server, ids, round, Traffic()), Moment(round, 0))
         middle = time.process_time()
         value = evaluator(fleet.scores(server, "valid"), "valid", **options).main["NDCG@10"]

@@ -14,7 +14,8 @@ from tacit.data.interactions import from_columns
 from tacit.data.ragged import Ragged
 from tacit.data.splits import split
 from tacit.deploy.fleet import Grown, TooFew
-from tacit.deploy.node import Node, recommend
+from tacit.deploy.lists import recommend
+from tacit.deploy.node import Node
 from tacit.deploy.wire import Packet, unpack
 from tacit.evaluation.metrics import by_hits
 from tacit.evaluation.protocol import Evaluator

@@ -9,7 +9,8 @@ from tacit.core.fleet import Guard, Traffic
 from tacit.core.payload import decode
 from tacit.deploy import commands
 from tacit.deploy.forget import NOBODY, forget, refuse
-from tacit.deploy.node import Node, recommend
+from tacit.deploy.lists import recommend
+from tacit.deploy.node import Node
 from tacit.deploy.vault import Vault
 from tacit.deploy.wire import Packet, unpack
 from tacit.errors import UserError

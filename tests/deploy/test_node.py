@@ -12,8 +12,9 @@ from deploy.test_fleet import METHODS, distributed
 from tacit.core.payload import decode
 from tacit.data.imported import read_file, read_items
 from tacit.data.interactions import from_columns
-from tacit.deploy import node as machine
-from tacit.deploy.node import Node, recommend
+from tacit.deploy import lists
+from tacit.deploy.lists import recommend
+from tacit.deploy.node import Node, reopened
 from tacit.deploy.vault import Vault, write
 from tacit.deploy.wire import VERSION, BadPacket, Packet, unpack
 from tacit.errors import UserError
@@ -108,16 +109,16 @@ def test_a_newcomer_learns_from_its_own_items_before_it_is_served(trained, tmp_p
     likes = list(dict.fromkeys(item))[::9]
     rows = (np.array([*user, *["newcomer"] * len(likes)]), np.array([*item, *likes]))
     vault = Vault(tmp_path / "n1")
-    work = machine._reopen(vault, vault.current, from_columns("own", *rows, np.arange(len(rows[0]) * 1.0)), 1, ())
+    work = reopened(vault, vault.current, from_columns("own", *rows, np.arange(len(rows[0]) * 1.0)), 1, ())
     down = decode(unpack((vault.job(work.job.id) / "model.packet").read_bytes()).body)
     liked = torch.tensor([i in likes for i in work.job.items])
 
     def lead():
-        scores = machine._newcomer(work, down, "newcomer")
+        scores = lists._newcomer(work, down, "newcomer")
         return float((scores[liked].mean() - scores[~liked].mean()) / scores.std())
 
     learnt = lead()
-    monkeypatch.setattr(machine, "ALONE", 0)
+    monkeypatch.setattr(lists, "ALONE", 0)
     assert learnt > 1 > abs(lead())
 
 

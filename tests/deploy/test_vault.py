@@ -10,7 +10,8 @@ from deploy.processes import ENVIRONMENT, csv, free_port
 from deploy.test_fleet import METHODS, distributed
 from tacit.deploy import commands, keys
 from tacit.deploy.fleet import FlowerFleet, Terms
-from tacit.deploy.node import Node, recommend
+from tacit.deploy.lists import recommend
+from tacit.deploy.node import Node
 from tacit.deploy.vault import KEPT, Vault
 from tacit.deploy.wire import VERSION, Packet, unpack
 from tacit.errors import UserError

@@ -22,9 +22,10 @@ from tacit.deploy.board import Board
 from tacit.deploy.fleet import Terms
 from tacit.deploy.forget import forget as forget_here
 from tacit.deploy.forget import refuse
+from tacit.deploy.lists import recommend as recommend_here
+from tacit.deploy.lists import served
 from tacit.deploy.monitor import Monitor
-from tacit.deploy.node import Node, served
-from tacit.deploy.node import recommend as recommend_here
+from tacit.deploy.node import Node
 from tacit.deploy.replies import plain
 from tacit.deploy.server import Asked, prepare, run
 from tacit.deploy.vault import Vault

@@ -1,4 +1,4 @@
-"""A machine that owns interactions: it trains, evaluates and recommends for its users, and sends what a method uploads.
+"""A machine that owns interactions: it trains and evaluates for its users, and sends what a method uploads.
 
 It knows no transport: bytes come in, bytes go out. Users' ids, histories and private leaves stay here.
 """
@@ -14,11 +14,9 @@ import torch
 from safetensors import SafetensorError
 
 from tacit.core.fleet import SimulatedFleet, Traffic
-from tacit.core.local import local_round
 from tacit.core.method import Method
-from tacit.core.payload import BadPayload, Payload, decode, stacked
+from tacit.core.payload import Payload, decode, stacked
 from tacit.core.store import ClientStore
-from tacit.core.trained import Trained
 from tacit.data.interactions import Interactions
 from tacit.deploy import forget
 from tacit.deploy.folding import trained
@@ -33,11 +31,8 @@ from tacit.errors import UserError
 from tacit.evaluation.metrics import by_hits
 from tacit.evaluation.protocol import Evaluator
 from tacit.privacy.mechanisms import Unclipped
-from tacit.runs.run import Recommendation
 
 log = logging.getLogger("tacit.node")
-
-ALONE = 10  # rounds that a newcomer trains by itself
 
 
 class Work:
@@ -62,7 +57,7 @@ class Work:
         self.users: list[str] = written["users"] if written else roster(self.data)
         self.place: tuple[int, int] | None = None
         self.round = -1  # whose private state is in memory; -1: none
-        model = _model(vault, job.id)
+        model = latest_model(vault, job.id)
         self.shown = (
             int(model.head["round"]) if model else 0
         )  # the round of the model that recommendations are made with
@@ -263,7 +258,7 @@ class Node:
         """The work a message is about, with its place taken."""
         job = str(asked.head["job"])
         if self.work is None or self.work.job.id != job:
-            self.work = _reopen(self.vault, job, self.data, self.threads, self.allow)
+            self.work = reopened(self.vault, job, self.data, self.threads, self.allow)
         self._permits(self.work.job)
         first_user, first_client = asked.head["place"]
         self.work.take_place(int(first_user), int(first_client))
@@ -320,7 +315,8 @@ class Node:
         return Packet("evaluated", head)
 
 
-def _reopen(vault: Vault, job: str, data: Interactions, threads: int, allow: tuple[str, ...]) -> Work:
+def reopened(vault: Vault, job: str, data: Interactions, threads: int, allow: tuple[str, ...]) -> Work:
+    """The work on a job that the node has taken on before."""
     path = vault.job(job) / "job.json"
     if not job.isalnum() or not path.exists():
         raise Unknown(ascii(job)[:40])
@@ -331,7 +327,7 @@ def _reopen(vault: Vault, job: str, data: Interactions, threads: int, allow: tup
     return Work(found, data, vault, threads, allow)
 
 
-def _model(vault: Vault, job: str) -> Packet | None:
+def latest_model(vault: Vault, job: str) -> Packet | None:
     """The latest message with a model; None where there is none that can be read."""
     path = vault.job(job) / "model.packet"
     try:
@@ -340,62 +336,3 @@ def _model(vault: Vault, job: str) -> Packet | None:
         log.warning("%s is damaged (%s); the next evaluation replaces it", path, error)
         return None
     return found if found and isinstance(found.head.get("round"), int) else None
-
-
-def served(vault: Vault) -> str:
-    """The job that recommendations are made with: the latest that has a model."""
-    for job in dict.fromkeys([vault.current, *vault.jobs()]):
-        if _model(vault, job) is not None:
-            return job
-    raise UserError(f"{vault.path} has no model yet: its run has not finished a round")
-
-
-def recommend(
-    folder: Path, data: Interactions, user: str, k: int = 10, allow: tuple[str, ...] = ()
-) -> list[Recommendation]:
-    """The k best items a user has not touched, from what is on this disk alone.
-
-    A user who was not there when the node joined the run is served after training by itself against the latest
-    model; nothing of that is sent or kept.
-    """
-    vault = Vault(folder)
-    data = forget.without(data, vault)
-    work = _reopen(vault, served(vault), data, 0, allow)
-    model = _model(vault, work.job.id)
-    if work.place is None or model is None:
-        raise UserError(f"{folder} has no model yet: its run has not finished a round")
-    try:
-        down = decode(model.body)
-    except BadPayload as error:
-        raise UserError(f"the model in {folder} cannot be read ({error}); the next evaluation replaces it") from error
-    index = work.data.user_index(user)
-    if user in work.users:
-        work.stand_at(int(model.head["round"]))
-        number = work.shard.users.start + work.users.index(user)
-        scores = work.fleet.scores_of_on(sent(down), number, "test").clone()
-    else:
-        scores = _newcomer(work, down, user)
-    have = work.data.item[work.data.user == index]
-    scores[torch.from_numpy(have)] = -math.inf
-    value, item = scores.topk(min(k, int((scores > -math.inf).sum())))
-    return [
-        Recommendation(work.job.items[i], work.data.title(i), v, held_out=False)
-        for i, v in zip(item.tolist(), value.tolist(), strict=True)
-    ]
-
-
-def _newcomer(work: Work, down: Payload, user: str) -> torch.Tensor:
-    """(M,) logits of a user outside the run: a client of its own, trained against the latest model, upload dropped."""
-    number, client = work.shard.users.stop, work.shard.clients.stop
-    own = shard(work.data, work.job, [user], number, client)
-    ids = torch.tensor([client])
-    alone = Payload(ids, {name: field.typical() for name, field in down.fields.items()})
-    store = ClientStore(work.method, own.federation, clients=own.clients, users=own.users)
-    for round in range(1, ALONE + 1):
-        data = work.method.data(own.federation, ids, round)
-        kept, _, _ = local_round(work.method, store.read(data, training=True), alone, data)
-        store.write(data, kept)
-        if not isinstance(work.method, Trained):  # what is computed in one go is there after one round
-            break
-    fleet = SimulatedFleet(work.method, own.federation, threads=1, store=store)
-    return fleet.scores_of_on(lambda _: alone, number, "test").clone()

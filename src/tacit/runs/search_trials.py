@@ -93,8 +93,8 @@ def _tried(
         if path.exists() and not (path / "run.json").exists():  # killed while its folder was made
             shutil.rmtree(path)
         show = begin(f"{one.asked.method} on {one.asked.data}, trial {trial.number}") if begin else None
-        watch = _watch(path, min(limits, default=0.0), left[1], show)
         before = RunFolder(path).spent.get("cpu_seconds", 0.0) - cpu_seconds()
+        watch = _watch(before, min(limits, default=0.0), left[1], show)
         if seed == one.seeds[0] and not isinstance(method_of(one.run(settings, seed)), ClosedForm):
             watch = _pruned(trial, one.asked.select, watch)
         try:
@@ -132,9 +132,8 @@ def _tried(
     )
 
 
-def _watch(path: Path, cpu: float, seconds: float, show: Watch | None) -> Watch:
-    """Shows every round, and ends a run that has spent this much, what it spent before a resume included; 0: any."""
-    before = RunFolder(path).spent.get("cpu_seconds", 0.0) - cpu_seconds()
+def _watch(before: float, cpu: float, seconds: float, show: Watch | None) -> Watch:
+    """Shows every round, and ends a run that has spent this much; 0: any. Its CPU seconds are those since `before`."""
 
     def watch(progress: Progress, plan: Plan) -> None:
         if show:
