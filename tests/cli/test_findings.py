@@ -129,7 +129,7 @@ def test_options_from_a_file(tacit, tmp_path):
         assert words in err
 
 
-def test_a_finished_run_without_a_checkpoint_says_how_to_keep_it(tacit, tmp_path):
+def test_a_finished_run_without_a_checkpoint_says_how_to_get_a_model(tacit, tmp_path):
     (tmp_path / "small.toml").write_text(
         'title = "small"\nmetrics = ["HR@10"]\nprotocols = ["strict"]\noptions = { rounds = 1 }\n'
         '[[data]]\nname = "demo"\n[[run]]\nlabel = "Popularity"\nmethod = "popularity"\n'
@@ -138,8 +138,20 @@ def test_a_finished_run_without_a_checkpoint_says_how_to_keep_it(tacit, tmp_path
     code, _, err = tacit("recommend", "runs/small/popularity-demo-strict-s0", "--user", "1")
     assert code == 2
     assert "checkpoints were dropped" in err
-    assert "--keep" in err
     assert "resume" not in err
+    way_out = re.search(r"tacit (run --config .*) DIR trains", err)
+    assert way_out
+    assert tacit(*way_out[1].split(), "again", "--no-sanity")[0] == 0
+    assert tacit("recommend", "again", "--user", "1")[0] == 0
+
+
+def test_a_trial_of_a_search_is_repeated_with_test_figures(tacit, tmp_path):
+    assert tacit("search", "fedmf", "--data", "demo", "--rounds", "1", "--trials", "1", "--out", "found")[0] == 0
+    trial = "found/demo/fedmf/trial-000-s0/run.json"
+    assert not json.loads((tmp_path / trial).read_text())["config"]["tested"]
+    code, out, _ = tacit("run", "--config", trial, "--no-sanity", "--json", "--out", "again")
+    assert code == 0
+    assert json.loads(out.splitlines()[-1])["test"]["HR@10"] > 0
 
 
 def test_a_line_a_round_on_request(tacit, capsys):
@@ -155,7 +167,7 @@ def test_a_line_a_round_on_request(tacit, capsys):
 def test_many_runs_leave_a_line_each(tacit):
     words = ("compare", "fedmf", "--seeds", "0,1", "--data", "demo", "--rounds", "2", "--threads", "1")
     lines = tacit(*words, "--progress", "bar", "--out", "kept")[2]
-    done = re.findall(r"(\d)/6 (\w+) seed (\d): (\d+) rounds", lines)
+    done = re.findall(r"(\d)/6 (\w+) seed (\d): (\d+) rounds  best valid NDCG@10 0\.\d+ in round \d", lines)
     assert [(int(n), name, seed) for n, name, seed, _ in done] == [
         (1, "fedmf", "0"), (2, "fedmf", "1"), (3, "popularity", "0"),
         (4, "popularity", "1"), (5, "oracle", "0"), (6, "oracle", "1"),

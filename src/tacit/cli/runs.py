@@ -81,7 +81,7 @@ def run(
         options = read(written) | {name: value for name, value in options.items() if o.typed(context, name)}
     (name,), of_plug = o.plugged([options.get("method", method)], plug)
     given = options.pop("settings", {}) | parse_pairs(settings or []) | of_plug
-    asked = config(**options | {"method": name, "settings": given})
+    asked = config(**options | {"method": name, "settings": given, "tested": True})  # also where the file is a trial's
     with downloading() as progress:
         started = start(asked, folder, progress)
     if diagnosed:

@@ -118,7 +118,8 @@ def rounds_bar(kind: str = "auto", runs: int = 1) -> "Iterator[Callable[[str], W
                 bar.update(
                     task, completed=progress.round, total=plan.rounds, note=note, left=f"{left} left", refresh=True
                 )
-                current[:] = [f"{title}: {progress.round} rounds  {note}  {now - started:.1f} s"]
+                best = f"best valid {plan.select} {progress.best:.4f} in round {progress.best_round}" if valid else ""
+                current[:] = [f"{title}: {progress.round} rounds  {best}  {now - started:.1f} s"]
 
             return watch
 

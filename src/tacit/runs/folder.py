@@ -265,8 +265,8 @@ class RunFolder:
         if self.summary is None:
             return UserError(f"{self.path} has no finished round yet; tacit resume {self.path} continues it")
         return UserError(
-            f"{self.path} is finished and its checkpoints were dropped, so only its figures are left; tacit experiment "
-            "--keep keeps them: remove this folder and run it again with --keep"
+            f"{self.path} is finished and its checkpoints were dropped, so only its figures are left; "
+            f"tacit run --config {self.path / 'run.json'} --out DIR trains the same again and keeps the model"
         )
 
     def drop_checkpoints(self) -> None:
