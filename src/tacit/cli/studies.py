@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tacit.cli import options as o
-from tacit.cli.screen import downloading, out, rounds_bar, show, stopping
+from tacit.cli.screen import downloading, err, out, rounds_bar, show, stopping
 
 if TYPE_CHECKING:
     from tacit.runs.experiments import Experiment
@@ -47,18 +47,23 @@ def experiment(
 def results(
     file: File,
     rounds: Length = None,
-    folder: Where = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="folder of its runs, or a file of --save; by default runs/NAME")
+    ] = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="print Markdown tables")] = False,
+    save: Annotated[Path | None, typer.Option("--save", help="keep the finished runs in this small file")] = None,
 ) -> None:
     """Collect the finished runs of an experiment: published figures, ours, the strict ones, and how many seeds."""
-    from tacit.runs import experiments
+    from tacit.runs import archive, experiments
 
     asked = experiments.altered(experiments.read(file), rounds=rounds)
-    where = folder or _place(file, rounds)
-    if as_markdown:
-        print(experiments.markdown(asked, experiments.collect(asked, where)))
-    else:
-        _show(asked, where)
+    with archive.opened(folder or _place(file, rounds)) as where:
+        if as_markdown:
+            print(experiments.markdown(asked, experiments.collect(asked, where)))
+        else:
+            _show(asked, where)
+        if save:
+            err.print(f"{archive.pack(where, save)} runs → {save}", soft_wrap=True)
 
 
 def skew(
