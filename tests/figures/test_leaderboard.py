@@ -112,6 +112,19 @@ def test_the_page_is_drawn_again_without_the_runs(tmp_path):
     json.loads(page.with_suffix(".json").read_text())
 
 
+def test_several_data_sets_have_one_table_over_all(tmp_path):
+    for data, method, score in (("few", "fedmf", 0.2), ("more", "fedmf", 0.1), ("more", "tally", 0.3)):
+        folder(tmp_path, method, data=data, score=score)
+    leaderboard_page.update(records.find([tmp_path]), tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    over, *_ = text.split("## All data sets")[1].split("\n## ")
+    lines = [line for line in over.splitlines() if line.startswith("|")]
+    assert lines[0] == "| method | more | few |"
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| tally", "| fedmf"]
+    assert lines[2].endswith("0.3000 | – |")
+    assert lines[3].endswith("0.2000 |")
+
+
 def test_nothing_to_show_is_a_sentence(tmp_path):
     with pytest.raises(UserError, match="nothing to show"):
         leaderboard_page.update([], tmp_path / "leaderboard.md")

@@ -145,7 +145,7 @@ def _key(entry: Entry) -> tuple[str, str, str]:
 
 
 def boards(kept: Sequence[Entry]) -> dict[str, list[Line]]:
-    """Data set -> its lines, the best first; the largest data set last."""
+    """Data set -> its lines, the best first; the data set with most lines comes first."""
     found: dict[tuple[str, str, str], list[Entry]] = {}
     for entry in kept:
         found.setdefault(_key(entry), []).append(entry)
@@ -159,7 +159,7 @@ def boards(kept: Sequence[Entry]) -> dict[str, list[Line]]:
         out.setdefault(data, []).append(line)
     for lines in out.values():
         lines.sort(key=lambda line: -(line.figure(MAIN) or (0.0, None))[0])
-    return dict(sorted(out.items()))
+    return dict(sorted(out.items(), key=lambda item: (-len(item[1]), item[0])))
 
 
 def chance(upper: Line, lower: Line) -> float | None:

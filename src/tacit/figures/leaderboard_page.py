@@ -67,6 +67,8 @@ def update(records: Sequence[Record], page: Path) -> tuple[int, int]:
 def markdown(found: dict[str, list[Line]], page: Path) -> str:
     """The whole page."""
     out = [HEAD, f"![{MAIN} of every method, default and best settings]({page.stem}.svg)", ""]
+    if len(found) > 1:
+        out += ["## All data sets", "", f"HR@10 / {MAIN} of what a line is ranked by.", "", *overview(found), ""]
     for data, lines in found.items():
         out += [f"## {data}", "", *table(lines), ""]
     out += ["## The best settings", "", "Each line repeats a row's first seed, test figures included.", ""]
@@ -76,6 +78,20 @@ def markdown(found: dict[str, list[Line]], page: Path) -> str:
     trials = max((line.trials for lines in found.values() for line in lines), default=20) or 20
     out.append(OUTSIDE.format(trials=trials, kept=page.with_suffix(".json").name))
     return "\n".join(out)
+
+
+def overview(found: dict[str, list[Line]]) -> list[str]:
+    """All methods by all data sets; methods in the order of the first."""
+    cells: dict[str, dict[str, str]] = {}
+    for data, lines in found.items():
+        for line in lines:
+            cells.setdefault(_label(line), {})[data] = " / ".join(_short(line.figure(n), 4) for n in ("HR@10", MAIN))
+    out = [f"| method | {' | '.join(found)} |", "|:--|" + "--:|" * len(found)]
+    return out + [f"| {label} | {' | '.join(at.get(data, '–') for data in found)} |" for label, at in cells.items()]
+
+
+def _label(line: Line) -> str:
+    return escape(line.label).replace("|", "\\|")
 
 
 def table(lines: Sequence[Line]) -> list[str]:
@@ -88,7 +104,7 @@ def table(lines: Sequence[Line]) -> list[str]:
         moved = ["pooled", ""] if line.pooled else [size((line.figure(name) or (0.0,))[0]) for name in ("up", "down")]
         cells = [
             str(place),
-            escape(line.label).replace("|", "\\|"),
+            _label(line),
             *(_text(line.figure(name, "default")) for name in ("HR@10", MAIN)),
             *(_text(line.figure(name, "best")) for name in ("HR@10", MAIN)),
             _chance(p),
