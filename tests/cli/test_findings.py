@@ -134,7 +134,9 @@ def test_a_finished_run_without_a_checkpoint_says_how_to_get_a_model(tacit, tmp_
         'title = "small"\nmetrics = ["HR@10"]\nprotocols = ["strict"]\noptions = { rounds = 1 }\n'
         '[[data]]\nname = "demo"\n[[run]]\nlabel = "Popularity"\nmethod = "popularity"\n'
     )
-    assert tacit("experiment", "small.toml")[0] == 0
+    assert tacit("experiment", "small.toml", "--threads", "1")[0] == 0
+    asked = json.loads((tmp_path / "runs/small/popularity-demo-strict-s0/run.json").read_text())["config"]
+    assert asked["threads"] == 1
     code, _, err = tacit("recommend", "runs/small/popularity-demo-strict-s0", "--user", "1")
     assert code == 2
     assert "checkpoints were dropped" in err

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import tacit
+from tacit.core import workers
 from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Moment
 from tacit.core.store import ClientStore
@@ -326,3 +327,15 @@ def test_workers_do_not_outlive_a_parent_that_is_killed(tmp_path):
         os.kill(pid, signal.SIGKILL)
     assert gone
     process.communicate()
+
+
+def test_cores_are_those_that_a_process_may_use(tmp_path, monkeypatch):
+    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); from tacit.core.workers import cores; "
+    said = subprocess.run([sys.executable, "-c", code + "print(cores())"], capture_output=True, text=True, check=True)
+    assert said.stdout == "1\n"
+    monkeypatch.setattr(workers, "QUOTA", tmp_path / "cpu.max")
+    bound = len(os.sched_getaffinity(0))
+    assert workers.cores() == bound  # no file
+    for text, most in (("max 100000", bound), ("50000 100000", 1), ("150000 100000", min(bound, 2)), ("?", bound)):
+        workers.QUOTA.write_text(text)
+        assert workers.cores() == most

@@ -1,5 +1,6 @@
 """`experiment`, `results` and `skew`: published tables and figures, measured again."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,7 @@ def experiment(
     rounds: Length = None,
     folder: Where = None,
     keep: Annotated[bool, typer.Option("--keep", help="keep checkpoints of finished runs")] = False,
+    threads: o.Threads = 0,
     progress_kind: o.ProgressKind = "auto",
 ) -> None:
     """Run a published table, or resume it, and print published and measured figures side by side."""
@@ -36,6 +38,8 @@ def experiment(
     asked = experiments.altered(experiments.read(file), filter(sources.names().__contains__, data or []), rounds)
     where = folder or _place(file, rounds)
     plan = experiments.planned(asked, only or [], data or [], protocol or [], o.numbers(seeds) if seeds else [])
+    if threads:
+        plan = [replace(p, asked=p.asked.model_copy(update={"threads": threads})) for p in plan]
     with downloading() as progress:
         for name in dict.fromkeys(p.data for p in plan):
             sources.load(name, 0, progress)

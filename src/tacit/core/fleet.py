@@ -1,7 +1,6 @@
 """Who runs the clients: here all of them on this machine, a worker per core over cache-sized chunks."""
 
 import operator
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from tacit.core.method import Method
 from tacit.core.payload import Payload, State
 from tacit.core.store import ClientStore
 from tacit.core.trained import Trained, singly
-from tacit.core.workers import Crew, can_fork, keep_freed_memory, threaded
+from tacit.core.workers import Crew, can_fork, cores, keep_freed_memory, threaded
 from tacit.data.cohort import Cohort, Federation
 
 CHUNK = 128  # clients of a chunk, at most
@@ -96,7 +95,7 @@ class SimulatedFleet:
         self.guard = guard
         self.sums = sums and not singly(method) and not guard.robust
         self.chunk = chunk
-        self.threads = threads or os.cpu_count() or 1
+        self.threads = threads or cores()
         self.store = ClientStore(method, federation, folder) if store is None else store
         self._crew: Crew[Task, Done] | None = None
         self._inherited: tuple[object, ...] = ()

@@ -35,6 +35,18 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container, in microseconds: what it may use of a period
+
+
+def cores() -> int:
+    """How many this process may use: those it is bound to, or fewer where a container has a quota."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+        quota, period = map(int, QUOTA.read_text().split())
+        bound = min(bound, math.ceil(quota / period))
+    return max(bound, 1)
+
+
 def threaded(work: Callable[[A], T], tasks: Iterable[A], workers: int) -> Iterator[T]:
     """Results in the order of the tasks, a few tasks ahead of the reader; one worker is this thread itself."""
     with single_threaded_torch():

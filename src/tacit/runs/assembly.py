@@ -1,7 +1,6 @@
 """From a configuration to the parts of a run: method, federation, mechanism, plan and what run.json says of them."""
 
 import dataclasses
-import os
 import platform
 import shutil
 from datetime import datetime
@@ -20,6 +19,7 @@ from tacit.core.memory import installed, needed
 from tacit.core.method import Method
 from tacit.core.rounds import Plan, participation, participation_of, sample
 from tacit.core.trained import Trained, singly
+from tacit.core.workers import cores
 from tacit.data.cohort import Federation
 from tacit.data.downloads import Progress as DownloadProgress
 from tacit.data.interactions import Interactions
@@ -67,7 +67,7 @@ def check(asked: RunConfig, own: Interactions | None = None) -> None:
 
 def check_room(asked: RunConfig, method: Method, federation: Federation, out: Path) -> None:
     """Refuse what this machine has no room for, in memory or, mapped, on the disk of the run's folder."""
-    takes = needed(method, federation, asked.chunk, asked.threads or os.cpu_count() or 1)
+    takes = needed(method, federation, asked.chunk, asked.threads or cores())
     if asked.mapped:
         where = next(place for place in (out, *out.absolute().parents) if place.exists())
         if takes.clients > (free := shutil.disk_usage(where).free):

@@ -9,7 +9,6 @@ FOLDER/DATA/METHOD/   search.json     what is searched: the options of every run
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tacit.config import RunConfig, canonical, config
 from tacit.core.closed_form import ClosedForm
+from tacit.core.workers import cores
 from tacit.data import kept
 from tacit.data.frames import named
 from tacit.data.interactions import Interactions
@@ -162,7 +162,7 @@ def prepared(
     fixed, given = shared_ranges(names, settings, "--set"), shared_ranges(names, ranges, "--range")
     if not (numbers := tuple(seeds)):
         raise UserError("a search needs a seed; name one")
-    options["threads"] = options.get("threads") or (max(1, (os.cpu_count() or 1) // workers) if workers > 1 else 0)
+    options["threads"] = options.get("threads") or (max(1, cores() // workers) if workers > 1 else 0)
     made = []
     for place in dict.fromkeys(data):
         for name in names:

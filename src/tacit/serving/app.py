@@ -1,7 +1,6 @@
 """Recommendations for applications, over HTTP."""
 
 import asyncio
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,6 +14,7 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field
 
+from tacit.core.workers import cores
 from tacit.errors import UserError
 from tacit.serving.counts import Counted, Counts
 from tacit.serving.guard import Guard, answer_errors, plain
@@ -90,7 +90,7 @@ def application(source: Source, hosts: tuple[str, ...]) -> Guard:
     )
     answer_errors(app)
     counts = Counts()
-    pool = ThreadPoolExecutor(max(1, os.cpu_count() or 1), thread_name_prefix="rank")
+    pool = ThreadPoolExecutor(cores(), thread_name_prefix="rank")
     wrong: dict[int | str, dict[str, Any]] = {status: {"model": Error} for status in (400, 404, 410, 413, 421, 422)}
     plainly: dict[str, Any] = {"response_model": Answer, "response_model_exclude_none": True, "responses": wrong}
 
