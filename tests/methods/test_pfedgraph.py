@@ -11,6 +11,7 @@ from tacit.core.fleet import SimulatedFleet, Traffic
 from tacit.core.method import Moment
 from tacit.core.objective import gradient_of
 from tacit.core.trained import Trained
+from tacit.errors import UserError
 from tacit.methods import pfedgraph
 from tacit.methods.pfedgraph import PFedGraph, gram, mix
 from toys import few_clients
@@ -143,3 +144,11 @@ def test_a_client_ranks_with_its_mixture(federation):
     scores = torch.cat([block for _, block in fleet.scores(after, "test")])
     expected = (after["tables"] @ fleet.store.leaves["user"][:, :, None])[..., 0]
     torch.testing.assert_close(scores, expected)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e30])
+def test_tables_that_are_no_longer_numbers_end_a_run_in_a_sentence(value):
+    tables = torch.ones(3, 4, 2)
+    tables[1, 2] = value
+    with pytest.raises(UserError, match="training has diverged"):
+        gram(tables, torch.arange(3))

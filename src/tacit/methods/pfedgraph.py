@@ -18,6 +18,7 @@ from tacit.core.settings import Amount, Decay, Search, Share, Starts, Weight
 from tacit.core.simplex import project
 from tacit.core.trained import Trained
 from tacit.data.cohort import Batch, Cohort, Federation
+from tacit.errors import UserError
 from tacit.methods.personal import Personal
 
 BLOCK = 256  # items of all mixed clients at a time: nothing larger than that is written beside the tables
@@ -151,7 +152,10 @@ def gram(tables: Tensor, ids: Tensor, start: Tensor | None = None) -> Tensor:
         items = slice(first, first + BLOCK)
         mine = tables[:, items][rows]
         flat = (mine if start is None else mine - start[items]).flatten(1).numpy()
-        out += flat @ flat.T  # NumPy knows a matrix times itself: half the work
+        with np.errstate(over="ignore", invalid="ignore"):  # said below, in words
+            out += flat @ flat.T  # NumPy knows a matrix times itself: half the work
+    if not np.isfinite(out).all():
+        raise UserError("the clients' tables are no longer numbers: training has diverged; lower its rates")
     return torch.from_numpy(out)
 
 
