@@ -129,7 +129,7 @@ def read(path: Path) -> dict[str, Any]:
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
     values = values.get("config", values) if isinstance(values, dict) else values
     if not isinstance(values, dict):
@@ -137,6 +137,8 @@ def read(path: Path) -> dict[str, Any]:
     for key in values:
         if key not in RunConfig.model_fields:
             raise unknown(f"option in {path}", key, RunConfig.model_fields)
+    if not isinstance(values.get("settings"), dict | None):
+        raise UserError(f"'settings' in {path} is invalid: write a table, such as settings = {{ dim = 32 }}")
     return {key: value for key, value in values.items() if value is not None}
 
 

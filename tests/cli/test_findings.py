@@ -204,3 +204,35 @@ def test_memory_that_is_not_there_is_said(tacit, raw_data, tmp_path):
 def test_the_readme_says_what_a_bare_upload_tells():
     text = " ".join((Path(__file__).parents[2] / "README.md").read_text().split())
     assert "tally's bare upload, too, names a user's items" in text
+
+
+def test_results_that_are_not_there_are_said(tacit, tmp_path):
+    code, _, err = tacit("results", "pfedclr-table2", "--out", "typo.json")
+    assert code == 2
+    assert "there is no typo.json" in err
+
+
+def test_results_on_a_data_set_of_ones_own_are_shown_and_kept(tacit, tmp_path):
+    some = ("--data", "demo", "--rounds", "1")
+    asked = ("experiment", "pfedclr-table2", *some, "--row", "FedMF", "--protocol", "strict", "--seeds", "0")
+    assert tacit(*asked, "--threads", "1")[0] == 0
+    code, shown, err = tacit("results", "pfedclr-table2", *some, "--save", "kept.json")
+    assert code == 0
+    assert "1 in all → kept.json" in err
+    assert "FedMF" in shown
+    assert tacit("results", "pfedclr-table2", *some, "--out", "kept.json")[1] == shown
+
+
+@pytest.mark.parametrize("threads", ["-1", "100000000000000000000"])
+def test_a_number_of_workers_that_cannot_be_is_refused(tacit, tmp_path, threads):
+    words = ("experiment", "pfedclr-table2", "--data", "demo", "--rounds", "1", "--threads", threads, "--out", "rows")
+    assert tacit(*words)[0] == 2
+    assert not (tmp_path / "rows").exists()
+
+
+@pytest.mark.parametrize("settings", ["[]", "[1]", '"x"', "1"])
+def test_settings_of_a_file_are_a_table(tacit, tmp_path, settings):
+    (tmp_path / "run.json").write_text(f'{{"config": {{"method": "fedmf", "data": "demo", "settings": {settings}}}}}')
+    code, _, err = tacit("run", "--config", "run.json")
+    assert code == 2
+    assert "'settings' in run.json is invalid" in err

@@ -336,6 +336,12 @@ def test_cores_are_those_that_a_process_may_use(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "QUOTA", tmp_path / "cpu.max")
     bound = len(os.sched_getaffinity(0))
     assert workers.cores() == bound  # no file
-    for text, most in (("max 100000", bound), ("50000 100000", 1), ("150000 100000", min(bound, 2)), ("?", bound)):
+    for text, most in (
+        ("max 100000", bound),
+        ("50000 100000", 1),
+        ("150000 100000", min(bound, 2)),
+        ("1 0", bound),
+        ("?", bound),
+    ):
         workers.QUOTA.write_text(text)
         assert workers.cores() == most

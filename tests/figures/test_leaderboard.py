@@ -173,3 +173,60 @@ def test_a_damaged_line_is_refused(tmp_path, change):
     page.with_suffix(".json").write_text(json.dumps({"runs": [kept["runs"][0] | change]}))
     with pytest.raises(UserError, match="not what tacit leaderboard keeps"):
         leaderboard_page.update([], page)
+
+
+@pytest.mark.parametrize("score", [float("nan"), 1e300, "x", None])
+def test_a_run_that_could_not_be_drawn_again_is_named_and_changes_nothing(tmp_path, score):
+    folder(tmp_path / "good", score=0.1)
+    page = tmp_path / "page.md"
+    leaderboard_page.update(records.find([tmp_path / "good"]), page)
+    before = page.with_suffix(".json").read_text()
+    bad = folder(tmp_path / "bad", "tally", score=0.1)
+    summary = json.loads((bad / "summary.json").read_text())
+    summary["test"]["NDCG@10"] = score
+    (bad / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(UserError, match=r"tally-demo-strict-s0 cannot be taken"):
+        leaderboard_page.update(records.find([tmp_path / "bad"]), page)
+    assert page.with_suffix(".json").read_text() == before
+
+
+def test_a_letter_that_cannot_be_written_loses_nothing(tmp_path):
+    folder(tmp_path / "good", score=0.1)
+    page = tmp_path / "page.md"
+    leaderboard_page.update(records.find([tmp_path / "good"]), page)
+    bad = folder(tmp_path / "bad", "tally")
+    run = json.loads((bad / "run.json").read_text())
+    run["config"]["method"] = "\ud800"
+    (bad / "run.json").write_text(json.dumps(run))
+    with pytest.raises(UserError, match="cannot be taken"):
+        leaderboard_page.update(records.find([tmp_path / "bad"]), page)
+    assert len(leaderboard.read(page.with_suffix(".json"))) == 1
+
+
+def test_names_from_elsewhere_do_not_break_the_page(tmp_path):
+    for number, data in enumerate(("a|b\n## X", "demo")):
+        path = folder(tmp_path / str(number), "fedmf", score=0.1)
+        run = json.loads((path / "run.json").read_text())
+        run["config"]["data"] = data
+        (path / "run.json").write_text(json.dumps(run))
+    leaderboard_page.update(records.find([tmp_path]), tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    assert "\n## X" not in text
+    assert "a\\|b ## X" in text
+    ET.fromstring((tmp_path / "page.svg").read_text())
+
+
+@pytest.mark.parametrize("name", ["page.json", "page.svg"])
+def test_a_page_does_not_take_the_place_of_its_own_figures(tmp_path, name):
+    folder(tmp_path, score=0.1)
+    with pytest.raises(UserError, match="is no page"):
+        leaderboard_page.update(records.find([tmp_path]), tmp_path / name)
+    assert not (tmp_path / name).exists()
+
+
+def test_users_of_another_number_are_not_compared(tmp_path):
+    for seed, places in ((0, [1, 2, 3]), (1, [1, 2])):
+        for method in ("fedmf", "tally"):
+            hits(folder(tmp_path, method, seed=seed, score=0.1), places)
+    (lines,) = boards(read(tmp_path)).values()
+    assert chance(*lines) is None

@@ -55,7 +55,7 @@ def test_nothing_finished_is_said(tmp_path):
     assert not (tmp_path / "kept.json").exists()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"a": {"run": {}}}'])
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"a": {"run": {}}}', "[" * 100_000])
 def test_what_is_no_such_file_is_refused(tmp_path, text):
     (tmp_path / "kept.json").write_text(text)
     with (
@@ -67,7 +67,70 @@ def test_what_is_no_such_file_is_refused(tmp_path, text):
 
 @pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "a/b", "", ".", ".."])
 def test_a_file_from_elsewhere_writes_nowhere_else(tmp_path, name):
-    parts = {"run": {}, "summary": {}, "rounds": []}
+    parts = {"run": {"config": {}, "settings": {}}, "summary": {}, "rounds": []}
     (tmp_path / "kept.json").write_text(json.dumps({name: parts}))
     with pytest.raises(UserError, match="is not what"), archive.opened(tmp_path / "kept.json"):
         pass
+
+
+def changed(kept, **parts):
+    """The file, with these parts of the run of FedMF changed."""
+    runs = json.loads((kept / "kept.json").read_text())
+    for part, values in parts.items():
+        runs["fedmf-demo-strict-s0"][part] |= values
+    (kept / "kept.json").write_text(json.dumps(runs))
+    return kept / "kept.json"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [{"summary": {"unheard_of": 1}}, {"summary": {"test": {"HR@10": "x"}}}, {"summary": {"test": 1}}],
+)
+def test_a_damaged_file_is_shown_in_a_sentence(kept, parts):
+    asked, file = experiments.read(kept / "small.toml"), changed(kept, **parts)
+    with pytest.raises(UserError, match=r"kept\.json cannot be shown"), archive.opened(file) as folder:
+        experiments.markdown(asked, experiments.collect(asked, folder))
+
+
+def test_a_file_from_elsewhere_imports_nothing(kept, monkeypatch, tmp_path):
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    runs = json.loads((kept / "kept.json").read_text())
+    config = runs["fedmf-demo-strict-s0"]["run"]["config"] | {"metrics": ["evil:X@10"]}
+    asked, file = experiments.read(kept / "small.toml"), changed(kept, run={"config": config})
+    with archive.opened(file) as folder:
+        assert len(experiments.collect(asked, folder)[("FedMF", "demo", "strict")].runs) == 1
+
+
+@pytest.mark.parametrize("config", [{"newer": 1}, {"seed": "x"}])
+def test_a_run_of_another_version_does_not_count_and_stops_nothing(kept, config):
+    runs = json.loads((kept / "kept.json").read_text())
+    config = runs["fedmf-demo-strict-s0"]["run"]["config"] | config
+    asked, file = experiments.read(kept / "small.toml"), changed(kept, run={"config": config})
+    with archive.opened(file) as folder:
+        counts = {key[0]: len(cell.runs) for key, cell in experiments.collect(asked, folder).items()}
+    assert counts == {"FedMF": 0, "Popularity": 1}
+
+
+def test_another_experiments_runs_are_not_overwritten(kept):
+    config = json.loads((kept / "runs/fedmf-demo-strict-s0/run.json").read_text())["config"]
+    file = changed(kept, run={"config": config | {"rounds": 7}})
+    before = file.read_text()
+    with pytest.raises(UserError, match="with other options"):
+        archive.pack(kept / "runs", file)
+    assert file.read_text() == before
+
+
+def test_half_a_line_and_half_a_folder_are_left_out(kept):
+    rounds = kept / "runs/fedmf-demo-strict-s0/rounds.jsonl"
+    rounds.write_text(rounds.read_text() + '{"round": 3, "val')
+    (kept / "runs/other").mkdir()
+    (kept / "runs/other/summary.json").write_text("{}")
+    assert archive.pack(kept / "runs", kept / "kept.json") == 2
+    assert len(json.loads((kept / "kept.json").read_text())["fedmf-demo-strict-s0"]["rounds"]) == 2
+
+
+@pytest.mark.parametrize("name", ["", "nowhere/kept.json"])
+def test_a_place_that_cannot_be_written_is_said(kept, name):
+    with pytest.raises(UserError, match=r"cannot be written: (it is a folder|there is no folder)"):
+        archive.pack(kept / "runs", kept / name)

@@ -9,6 +9,7 @@ import torch
 
 from tacit.core.rounds import Progress, RoundRecord
 from tacit.errors import UserError
+from tacit.runs.files import write_json
 from tacit.runs.folder import RunFolder
 
 SPENT = {"seconds": 1.5, "cpu_seconds": 2.5, "peak_memory_mb": 100.0}
@@ -302,3 +303,11 @@ def test_any_kind_of_leaf_is_written_as_safetensors_reads_it(folder):
     found, _ = folder.load("last")
     assert {name: leaf.dtype for name, leaf in found.items()} == {name: leaf.dtype for name, leaf in server.items()}
     assert all(torch.equal(found[name], leaf) for name, leaf in server.items())
+
+
+def test_a_link_in_the_place_of_a_new_file_is_not_written_through(tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / "there.json.new").symlink_to(tmp_path / "mine")
+    with pytest.raises(UserError, match="cannot write"):
+        write_json(tmp_path / "there.json", {"a": 1})
+    assert (tmp_path / "mine").read_text() == "precious"

@@ -34,7 +34,7 @@ EvaluateUsers = Annotated[
     ),
 ]
 Patience = Annotated[int, typer.Option("--patience", help="stop after N validations without improvement")]
-Threads = Annotated[int, typer.Option("--threads", help="workers; 0: one per core")]
+Threads = Annotated[int, typer.Option("--threads", min=0, max=1024, help="workers; 0: one per core")]
 Chunk = Annotated[int, typer.Option("--chunk", help="most clients to stack at a time")]
 Noise = Annotated[
     str | None,

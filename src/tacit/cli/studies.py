@@ -56,18 +56,22 @@ def results(
     ] = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="print Markdown tables")] = False,
     save: Annotated[Path | None, typer.Option("--save", help="keep the finished runs in this small file")] = None,
+    data: Annotated[list[str] | None, typer.Option("--data", help="also this data set that the file has not")] = None,
 ) -> None:
     """Collect the finished runs of an experiment: published figures, ours, the strict ones, and how many seeds."""
+    from tacit.errors import UserError
     from tacit.runs import archive, experiments
 
-    asked = experiments.altered(experiments.read(file), rounds=rounds)
+    asked = experiments.altered(experiments.read(file), data or [], rounds)
+    if folder and not folder.exists():
+        raise UserError(f"there is no {folder}; name the folder of the experiment's runs, or a file of --save")
     with archive.opened(folder or _place(file, rounds)) as where:
         if as_markdown:
             print(experiments.markdown(asked, experiments.collect(asked, where)))
         else:
             _show(asked, where)
         if save:
-            err.print(f"{archive.pack(where, save)} runs → {save}", soft_wrap=True)
+            err.print(f"{archive.pack(where, save)} in all → {save}", soft_wrap=True)
 
 
 def skew(

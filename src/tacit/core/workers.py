@@ -41,7 +41,7 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container, in microseconds: what 
 def cores() -> int:
     """How many this process may use: those it is bound to, or fewer where a container has a quota."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # no such file, or "max"
         quota, period = map(int, QUOTA.read_text().split())
         bound = min(bound, math.ceil(quota / period))
     return max(bound, 1)

@@ -7,6 +7,7 @@ a seed. Runs that no search made are `default` where nothing was set, else lines
 import base64
 import json
 import math
+import zipfile
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -68,37 +69,67 @@ def entries(records: Iterable[Record]) -> list[Entry]:
     """What is kept of finished runs under `strict`; trials of a search, which have no test, are left out."""
     out = []
     for record in records:
-        summary, asked = record.summary, record.config
-        if summary is None or not summary.get("test") or asked.get("protocol") != "strict":
-            continue
-        kinds, fixed, trials = _place(record)
-        if not kinds:
-            continue
-        clients = max(int(summary["clients"]), 1)
-        out.append(
-            {
-                "data": ground_of(record)[0],
-                "method": record.method,
-                "tag": _tag(asked, fixed),
-                "kinds": kinds,
-                "trials": trials,
-                "seed": asked.get("seed", 0),
-                "settings": asked.get("settings", {}),
-                "command": repeating(record.run),
-                "version": record.run.get("versions", {}).get("tacit", ""),
-                "clients": summary["clients"],
-                "valid": summary["valid"].get(MAIN),
-                **{name: summary["test"].get(name) for name in METRICS},
-                "best_round": summary["best_round"],
-                "rounds": summary["rounds"],
-                "up": summary["bytes_up"] / clients,
-                "down": summary["bytes_down"] / clients,
-                "cpu_seconds": summary.get("cpu_seconds"),
-                "epsilon": summary.get("epsilon"),
-                "users": _packed(record.path / "users.npz"),
-            }
-        )
+        try:
+            entry = _entry(record)
+            if entry is not None:
+                _check(entry)
+                out.append(entry)
+        except _DAMAGED as error:
+            raise UserError(f"{record.path} cannot be taken: its files are damaged ({error}); remove it") from error
     return out
+
+
+def _entry(record: Record) -> Entry | None:
+    summary, asked = record.summary, record.config
+    if summary is None or not summary.get("test") or asked.get("protocol") != "strict":
+        return None
+    kinds, fixed, trials = _place(record)
+    if not kinds:
+        return None
+    clients = max(int(summary["clients"]), 1)
+    return {
+        "data": ground_of(record)[0],
+        "method": record.method,
+        "tag": _tag(asked, fixed),
+        "kinds": kinds,
+        "trials": trials,
+        "seed": asked.get("seed", 0),
+        "settings": asked.get("settings", {}),
+        "command": repeating(record.run),
+        "version": record.run.get("versions", {}).get("tacit", ""),
+        "clients": summary["clients"],
+        "valid": summary["valid"].get(MAIN),
+        **{name: summary["test"].get(name) for name in METRICS},
+        "best_round": summary["best_round"],
+        "rounds": summary["rounds"],
+        "up": summary["bytes_up"] / clients,
+        "down": summary["bytes_down"] / clients,
+        "cpu_seconds": summary.get("cpu_seconds"),
+        "epsilon": summary.get("epsilon"),
+        "users": _packed(record.path / "users.npz"),
+    }
+
+
+# what reading something else than what was written ends in
+_DAMAGED = (
+    ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError, zlib.error, zipfile.BadZipFile,
+)  # fmt: skip
+
+
+def _check(one: Entry) -> None:
+    """Refuse a line that could not be drawn."""
+    for key in ("data", "method", "tag", "command"):
+        assert isinstance(one[key], str), f"{key} is not a text"
+        one[key].encode()
+    assert one["kinds"], "it is neither default nor best"
+    assert set(one["kinds"]) <= {"default", "best"}, "it is neither default nor best"
+    for key in ("seed", "trials", "clients"):
+        assert isinstance(one[key], int), f"{key} is not a number"
+    for key in ("HR@10", MAIN):
+        assert 0 <= one[key] <= 1, f"{key} is not between 0 and 1"
+    assert one["epsilon"] in (None, "inf") or one["epsilon"] >= 0, "epsilon is not a number"
+    if one["users"]:
+        _gain(one["users"])
 
 
 def _place(record: Record) -> tuple[list[str], dict[str, Any], int]:
@@ -168,10 +199,11 @@ def chance(upper: Line, lower: Line) -> float | None:
     seeds = sorted(set(one) & set(other))
     if not seeds:
         return None
-    gains = [np.stack([_gain(runs[seed]["users"]) for seed in seeds]).mean(0) for runs in (one, other)]
-    if len(gains[0]) != len(gains[1]) or len(gains[0]) < 2:
+    gains = [[_gain(runs[seed]["users"]) for seed in seeds] for runs in (one, other)]
+    users = {len(gain) for each in gains for gain in each}
+    if len(users) > 1 or min(users) < 2:
         return None
-    apart = gains[0] - gains[1]
+    apart = np.mean(gains[0], axis=0) - np.mean(gains[1], axis=0)
     if not apart.any():
         return 1.0
     from scipy.stats import ttest_1samp
@@ -203,19 +235,14 @@ def read(path: Path) -> list[Entry]:
     try:
         kept = list(json.loads(path.read_text(encoding="utf-8"))["runs"])
         for one in kept:
-            assert all(isinstance(one[key], str) for key in ("data", "method", "tag", "command"))
-            assert set(one["kinds"]) <= {"default", "best"}
-            assert isinstance(one["seed"], int)
-            assert math.isfinite(one[MAIN])
-            if one["users"]:
-                _gain(one["users"])
+            _check(one)
         return kept
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, zlib.error):
+    except (OSError, *_DAMAGED):
         raise UserError(f"{path} is not what tacit leaderboard keeps; restore it from a copy, or remove it") from None
 
 
-def write(path: Path, kept: Sequence[Entry]) -> None:
-    """Each run on a line, so that a change can be read."""
+def written(kept: Sequence[Entry]) -> str:
+    """What is kept, as text: each run on a line, so that a change can be read."""
     plain = [{k: "inf" if v == math.inf else v for k, v in one.items()} for one in kept]
     lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in plain)
-    path.write_text(f'{{"runs": [\n{lines}\n]}}\n', encoding="utf-8")
+    return f'{{"runs": [\n{lines}\n]}}\n'

@@ -5,9 +5,10 @@ from html import escape
 from pathlib import Path
 
 from tacit.errors import UserError
-from tacit.figures.leaderboard import MAIN, Line, boards, chance, entries, merged, read, write
+from tacit.figures.leaderboard import MAIN, Line, boards, chance, entries, merged, read, written
 from tacit.figures.records import Record
 from tacit.figures.rows import Spread
+from tacit.runs.files import write_text
 from tacit.runs.wording import budget, size
 
 LEVEL = 0.05  # of a difference that is called one
@@ -45,6 +46,10 @@ others, and says its command.
 
 def update(records: Sequence[Record], page: Path) -> tuple[int, int]:
     """Add finished runs to what is kept beside a page, and draw it; gives how many are new and how many there are."""
+    if page.suffix in (".json", ".svg") or not page.name:
+        raise UserError(
+            f"--out '{page}' is no page: figures and picture stand beside it; name one such as leaderboard.md"
+        )
     store = page.with_suffix(".json")
     new = entries(records)
     kept = merged(read(store), new)
@@ -54,13 +59,13 @@ def update(records: Sequence[Record], page: Path) -> tuple[int, int]:
             "tacit search METHOD --final-seeds 0,1,2 --out DIR makes some"
         )
     found = boards(kept)
+    texts = {store: written(kept), page: markdown(found, page), page.with_suffix(".svg"): picture(found)}
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
-        write(store, kept)
-        page.write_text(markdown(found, page), encoding="utf-8")
-        page.with_suffix(".svg").write_text(picture(found), encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {page}: {error.strerror}; name another --out") from error
+    for path, text in texts.items():
+        write_text(path, text)
     return len(new), len(kept)
 
 
@@ -70,11 +75,11 @@ def markdown(found: dict[str, list[Line]], page: Path) -> str:
     if len(found) > 1:
         out += ["## All data sets", "", f"HR@10 / {MAIN} of what a line is ranked by.", "", *overview(found), ""]
     for data, lines in found.items():
-        out += [f"## {data}", "", *table(lines), ""]
+        out += [f"## {_cell(data)}", "", *table(lines), ""]
     out += ["## The best settings", "", "Each line repeats a row's first seed, test figures included.", ""]
     for data, lines in found.items():
         commands = [line.shown[0]["command"] for line in lines]
-        out += [f"{data}:", "", "```text", *commands, "```", ""]
+        out += [f"{_cell(data)}:", "", "```text", *map(_line, commands), "```", ""]
     trials = max((line.trials for lines in found.values() for line in lines), default=20) or 20
     out.append(OUTSIDE.format(trials=trials, kept=page.with_suffix(".json").name))
     return "\n".join(out)
@@ -85,13 +90,20 @@ def overview(found: dict[str, list[Line]]) -> list[str]:
     cells: dict[str, dict[str, str]] = {}
     for data, lines in found.items():
         for line in lines:
-            cells.setdefault(_label(line), {})[data] = " / ".join(_short(line.figure(n), 4) for n in ("HR@10", MAIN))
-    out = [f"| method | {' | '.join(found)} |", "|:--|" + "--:|" * len(found)]
+            shown = " / ".join(_short(line.figure(name), 4) for name in ("HR@10", MAIN))
+            cells.setdefault(_cell(line.label), {})[data] = shown
+    out = [f"| method | {' | '.join(map(_cell, found))} |", "|:--|" + "--:|" * len(found)]
     return out + [f"| {label} | {' | '.join(at.get(data, '–') for data in found)} |" for label, at in cells.items()]
 
 
-def _label(line: Line) -> str:
-    return escape(line.label).replace("|", "\\|")
+def _line(text: str) -> str:
+    """Without anything that would end the line."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _cell(text: str) -> str:
+    """A text from elsewhere as part of a table."""
+    return escape(_line(text)).replace("\\", "\\\\").replace("|", "\\|")
 
 
 def table(lines: Sequence[Line]) -> list[str]:
@@ -104,7 +116,7 @@ def table(lines: Sequence[Line]) -> list[str]:
         moved = ["pooled", ""] if line.pooled else [size((line.figure(name) or (0.0,))[0]) for name in ("up", "down")]
         cells = [
             str(place),
-            _label(line),
+            _cell(line.label),
             *(_text(line.figure(name, "default")) for name in ("HR@10", MAIN)),
             *(_text(line.figure(name, "best")) for name in ("HR@10", MAIN)),
             _chance(p),
@@ -122,6 +134,7 @@ def table(lines: Sequence[Line]) -> list[str]:
 
 def _cut(label: str) -> str:
     """As much of a label as there is room for."""
+    label = _line(label)
     return label if len(label) <= ROOM else label[: ROOM - 1] + "…"
 
 
@@ -161,7 +174,7 @@ def picture(found: dict[str, list[Line]]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {y}" width="{WIDE}" height="{y}" role="img" '
         f'aria-labelledby="t" font-family="system-ui, sans-serif" font-size="12" fill="#1a1c1f">\n'
-        f'<title id="t">Test {MAIN}, the best of each data set: {escape(said)}</title>\n'
+        f'<title id="t">Test {MAIN}, the best of each data set: {escape(_line(said))}</title>\n'
         f'<rect width="{WIDE}" height="{y}" fill="#ffffff"/>\n' + "\n".join(parts) + "\n</svg>\n"
     )
 
@@ -176,7 +189,7 @@ def _panel(data: str, lines: Sequence[Line], y: int, top: float) -> str:
 
     bottom = y + TOP + ROW * len(lines)
     out = [
-        f'<text x="8" y="{y + 22}" font-weight="700" font-size="14">{escape(data)}</text>',
+        f'<text x="8" y="{y + 22}" font-weight="700" font-size="14">{escape(_line(data))}</text>',
         f'<text x="{WIDE - 24}" y="{y + 22}" text-anchor="end" fill="#555">'
         f"test {MAIN}: ○ default, ● best, ± deviation</text>",
     ]

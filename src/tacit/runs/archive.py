@@ -3,28 +3,34 @@
 import json
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tacit.errors import UserError
 from tacit.runs.files import to_json, write_text
+from tacit.runs.folder import RunFolder
+
+WHERE = ("threads", "chunk", "mapped", "checkpoint_every", "metrics")  # options that no outcome depends on
 
 
 def pack(runs: Path, file: Path) -> int:
     """Keep of every finished run below a folder what was asked, what came out and the rounds that were validated.
 
-    What the file has of other runs stays in it. Gives how many it has now.
+    What the file has of other runs stays in it; a run of the same name with other options is refused. Gives how many
+    it has now.
     """
-    kept = _read(file) if file.exists() else {}
-    for path in sorted(runs.glob("*/summary.json")):
-        written = path.parent / "rounds.jsonl"
-        lines = map(json.loads, written.read_text(encoding="utf-8").splitlines() if written.exists() else [])
-        kept[path.parent.name] = {
-            "run": json.loads((path.parent / "run.json").read_text(encoding="utf-8")),
-            "summary": json.loads(path.read_text(encoding="utf-8")) | {"folder": path.parent.name},
-            "rounds": [line for line in lines if line.get("valid")],
-        }
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        reason = "it is a folder" if file.is_dir() else f"there is no folder {file.parent}"
+        raise UserError(f"--save {file} cannot be written: {reason}")
+    kept = _read(file) if file.is_file() else {}
+    for path in sorted(found.parent for found in runs.glob("*/summary.json") if (found.parent / "run.json").is_file()):
+        folder = RunFolder.open(path)
+        if path.name in kept and not _alike(kept[path.name]["run"], folder.run):
+            raise UserError(f"{file} has a run {path.name} with other options; name another file, or remove it")
+        rounds = [line for line in _lines(path / "rounds.jsonl") if line.get("valid")]
+        summary = (folder.summary or {}) | {"folder": path.name}
+        kept[path.name] = {"run": folder.run, "summary": summary, "rounds": rounds}
     if not kept:
         raise UserError(f"nothing to keep: no run below {runs} is finished")
     each = ",\n".join(f"{to_json(name)}: {to_json(run)}" for name, run in sorted(kept.items()))
@@ -34,19 +40,28 @@ def pack(runs: Path, file: Path) -> int:
 
 @contextmanager
 def opened(place: Path) -> Iterator[Path]:
-    """The folder of an experiment's runs; a file of `pack` is one for as long as it is needed."""
+    """The folder of an experiment's runs; a file of `pack` is one for as long as it is needed.
+
+    Such a file may come from anywhere: whatever cannot be made of it is said in a sentence.
+    """
     if not place.is_file():
         yield place
         return
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for run, parts in _read(place).items():
-            (folder / run / "checkpoints").mkdir(parents=True)
-            for part in ("run", "summary"):
-                (folder / run / f"{part}.json").write_text(to_json(parts[part]), encoding="utf-8")
-            lines = "".join(to_json(line) + "\n" for line in parts["rounds"])
-            (folder / run / "rounds.jsonl").write_text(lines, encoding="utf-8")
-        yield folder
+    kept = _read(place)
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            for run, parts in kept.items():
+                path = Path(name) / run
+                (path / "checkpoints").mkdir(parents=True)
+                for part in ("run", "summary"):
+                    (path / f"{part}.json").write_text(to_json(parts[part]), encoding="utf-8")
+                lines = "".join(to_json(line) + "\n" for line in parts["rounds"])
+                (path / "rounds.jsonl").write_text(lines, encoding="utf-8")
+            yield Path(name)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{place} cannot be shown: {type(error).__name__}: {error}; it may be damaged") from error
 
 
 def _read(file: Path) -> dict[str, dict[str, Any]]:
@@ -56,9 +71,25 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
         for name, parts in kept.items():
             assert Path(name).name == name
             assert name not in ("", "..")
-            assert isinstance(parts["run"], dict)
+            assert isinstance(parts["run"]["config"], dict)
+            assert isinstance(parts["run"]["settings"], dict)
             assert isinstance(parts["summary"], dict)
             assert isinstance(parts["rounds"], list)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError):
         raise UserError(f"{file} is not what tacit results --save keeps; name another file, or a folder") from None
     return dict(kept)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of rounds.jsonl that can be read."""
+    with suppress(OSError, ValueError):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            value = json.loads(line)
+            if isinstance(value, dict):
+                yield value
+
+
+def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two runs were asked for the same, as far as both versions knew the options."""
+    mine, theirs = one.get("config", {}), other.get("config", {})
+    return all(mine[key] == theirs[key] for key in mine.keys() & theirs.keys() - set(WHERE))

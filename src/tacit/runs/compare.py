@@ -144,18 +144,18 @@ def once(asked: RunConfig, path: Path | None, watch: Watch | None, own: Interact
 def is_of(folder: RunFolder, asked: RunConfig) -> bool:
     """Whether a folder holds the run asked for: where it runs does not matter, a method's changed default does."""
     where = ("threads", "chunk", "mapped", "checkpoint_every", "settings", "metrics")
-    written = _plain(config(**folder.run["config"]))  # with what has become an option since
     cls = find(asked.method)
     method = build(cls, asked.settings)
+    try:  # with what has become an option or a setting since; nothing that a run names is imported
+        written = _plain(RunConfig(**folder.run["config"]))
+        before = build(cls, folder.run["settings"])
+        items = int(folder.run.get("data", {}).get("items", 0))
+    except (UserError, ValueError, KeyError, TypeError, AttributeError):  # of another version, or damaged
+        return False
     one, other = (
         {k: v for k, v in c.items() if k not in where} | {"rounds": c["rounds"] or method.length()}
         for c in (written, _plain(asked))
     )
-    try:
-        before = build(cls, folder.run["settings"])  # with what has become a setting since
-    except UserError:  # one of its settings no longer exists
-        return False
-    items = folder.run.get("data", {}).get("items", 0)
     left_to_the_data = (fitted(method, items, ordered)[0] for ordered in (True, False))
     return one == other and before in (method, *left_to_the_data)
 

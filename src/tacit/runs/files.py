@@ -136,12 +136,21 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Replace a file at once."""
     fresh = path.with_name(path.name + ".new")
     with writing(path):
-        with fresh.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with open(fresh, "wb", opener=_not_through_links) as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            fresh.unlink(missing_ok=True)  # a full disk has room again
+            raise
         fresh.replace(path)
         sync(path.parent)
+
+
+def _not_through_links(path: str, flags: int) -> int:
+    """A link that somebody put there is not followed."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def append(path: Path, line: str) -> None:
