@@ -34,7 +34,7 @@ def pack(runs: Path, file: Path) -> int:
     if not kept:
         raise UserError(f"nothing to keep: no run below {runs} is finished")
     each = ",\n".join(f"{to_json(name)}: {to_json(run)}" for name, run in sorted(kept.items()))
-    write_text(file, "{\n" + each + "\n}\n")  # a line a run, so that a change can be read
+    write_text(file, "{\n" + each + "\n}\n")  # one line per run, so that a change can be read
     return len(kept)
 
 
