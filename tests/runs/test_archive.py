@@ -84,7 +84,7 @@ def changed(kept, **parts):
 
 @pytest.mark.parametrize(
     "parts",
-    [{"summary": {"unheard_of": 1}}, {"summary": {"test": {"HR@10": "x"}}}, {"summary": {"test": 1}}],
+    [{"summary": {"test": {"HR@10": "x"}}}, {"summary": {"test": 1}}],
 )
 def test_a_damaged_file_is_shown_in_a_sentence(kept, parts):
     asked, file = experiments.read(kept / "small.toml"), changed(kept, **parts)
@@ -110,6 +110,17 @@ def test_a_run_of_another_version_does_not_count_and_stops_nothing(kept, config)
     with archive.opened(file) as folder:
         counts = {key[0]: len(cell.runs) for key, cell in experiments.collect(asked, folder).items()}
     assert counts == {"FedMF": 0, "Popularity": 1}
+
+
+def test_a_newer_versions_summary_is_read_and_one_that_lacks_something_does_not_count(kept):
+    asked, file = experiments.read(kept / "small.toml"), changed(kept, summary={"unheard_of": 1})
+    with archive.opened(file) as folder:
+        assert len(experiments.collect(asked, folder)[("FedMF", "demo", "strict")].runs) == 1
+    runs = json.loads(file.read_text())
+    del runs["fedmf-demo-strict-s0"]["summary"]["bytes_up"]
+    file.write_text(json.dumps(runs))
+    with archive.opened(file) as folder:
+        assert not experiments.collect(asked, folder)[("FedMF", "demo", "strict")].runs
 
 
 def test_another_experiments_runs_are_not_overwritten(kept):

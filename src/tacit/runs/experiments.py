@@ -21,6 +21,7 @@ from tacit.runs.compare import is_of, once
 from tacit.runs.folder import RunFolder
 from tacit.runs.published import located
 from tacit.runs.run import Summary, Watch
+from tacit.runs.summary import restored
 
 Kind = Literal["valid", "test", "sampled"]
 NOTHING = "nothing is finished yet"
@@ -257,8 +258,8 @@ def collect(experiment: Experiment, out: Path) -> dict[tuple[str, str, str], Cel
         if not (path / "summary.json").exists():
             continue
         folder = RunFolder.open(path)
-        if folder.summary is not None and is_of(folder, plan.asked):
-            found[key].append(Summary(**folder.summary))
+        if is_of(folder, plan.asked) and (summary := restored(folder.summary or {})):
+            found[key].append(summary)
     return {key: Cell(tuple(runs)) for key, runs in found.items()}
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,15 @@ class Summary:
     bytes_kept: float | None = None  # what a client keeps for its next training, on average; None: not known here
     bytes_server: float | None = None  # the server's state
     gap: Metrics = field(default_factory=dict)  # of `groups` by activity, the largest of each metric minus the smallest
+
+
+def restored(written: dict[str, Any]) -> Summary | None:
+    """A summary as some version wrote it; None where it lacks what this one needs."""
+    known = {one.name for one in fields(Summary)}
+    try:
+        return Summary(**{name: value for name, value in written.items() if name in known})
+    except TypeError:
+        return None
 
 
 def summarise(
