@@ -84,6 +84,9 @@ class RunConfig(BaseModel):
     chunk: Annotated[int, Field(ge=1)] = 128
 
 
+OUTSIDE = ("threads", "chunk", "mapped", "checkpoint_every", "metrics")  # options that the outcome does not depend on
+
+
 def config(**values: Any) -> RunConfig:
     """A checked configuration; a wrong value raises a one-sentence error."""
     known = RunConfig.model_fields

@@ -7,11 +7,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tacit.config import OUTSIDE
 from tacit.errors import UserError
 from tacit.runs.files import to_json, write_text
 from tacit.runs.folder import RunFolder
-
-WHERE = ("threads", "chunk", "mapped", "checkpoint_every", "metrics")  # options that no outcome depends on
 
 
 def pack(runs: Path, file: Path) -> int:
@@ -92,4 +91,4 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two runs were asked for the same, as far as both versions knew the options."""
     mine, theirs = one.get("config", {}), other.get("config", {})
-    return all(mine[key] == theirs[key] for key in mine.keys() & theirs.keys() - set(WHERE))
+    return all(mine[key] == theirs[key] for key in mine.keys() & theirs.keys() - set(OUTSIDE))

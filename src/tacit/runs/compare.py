@@ -7,7 +7,7 @@ from statistics import mean, stdev
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tacit.config import RunConfig, build, canonical, config
+from tacit.config import OUTSIDE, RunConfig, build, canonical, config
 from tacit.data.frames import Kind, as_kind, kind_of, named
 from tacit.data.interactions import Interactions
 from tacit.errors import UserError
@@ -143,7 +143,6 @@ def once(asked: RunConfig, path: Path | None, watch: Watch | None, own: Interact
 
 def is_of(folder: RunFolder, asked: RunConfig) -> bool:
     """Whether a folder holds the run asked for: where it runs does not matter, a method's changed default does."""
-    where = ("threads", "chunk", "mapped", "checkpoint_every", "settings", "metrics")
     cls = find(asked.method)
     method = build(cls, asked.settings)
     try:  # with what has become an option or a setting since; nothing that a run names is imported
@@ -153,7 +152,7 @@ def is_of(folder: RunFolder, asked: RunConfig) -> bool:
     except (UserError, ValueError, KeyError, TypeError, AttributeError):  # of another version, or damaged
         return False
     one, other = (
-        {k: v for k, v in c.items() if k not in where} | {"rounds": c["rounds"] or method.length()}
+        {k: v for k, v in c.items() if k not in (*OUTSIDE, "settings")} | {"rounds": c["rounds"] or method.length()}
         for c in (written, _plain(asked))
     )
     left_to_the_data = (fitted(method, items, ordered)[0] for ordered in (True, False))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tacit.config import RunConfig, canonical, config
+from tacit.config import OUTSIDE, RunConfig, canonical, config
 from tacit.core.closed_form import ClosedForm
 from tacit.core.workers import cores
 from tacit.data import kept
@@ -216,7 +216,7 @@ def _apart(there: object, asked: object) -> str:
 
 def _plain(asked: RunConfig) -> dict[str, Any]:
     """A configuration without what says where it runs."""
-    return asked.model_dump(mode="json", exclude={"threads", "chunk", "mapped", "checkpoint_every", "metrics"})
+    return asked.model_dump(mode="json", exclude=set(OUTSIDE))
 
 
 def opened(folder: Path, threads: int = 0) -> Search:
