@@ -1,6 +1,8 @@
 """Finished runs in one file."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -71,6 +73,14 @@ def test_a_file_from_elsewhere_writes_nowhere_else(tmp_path, name):
     (tmp_path / "kept.json").write_text(json.dumps({name: parts}))
     with pytest.raises(UserError, match="is not what"), archive.opened(tmp_path / "kept.json"):
         pass
+
+
+def test_names_are_looked_at_without_assertions_too(tmp_path):
+    parts = {"run": {"config": {}, "settings": {}}, "summary": {}, "rounds": []}
+    (tmp_path / "kept.json").write_text(json.dumps({"../outside": parts}))
+    code = "import sys, pathlib; from tacit.runs.archive import opened; opened(pathlib.Path(sys.argv[1])).__enter__()"
+    said = subprocess.run([sys.executable, "-O", "-c", code, tmp_path / "kept.json"], capture_output=True, text=True)
+    assert "is not what tacit results --save keeps" in said.stderr
 
 
 def changed(kept, **parts):

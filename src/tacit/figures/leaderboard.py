@@ -112,22 +112,23 @@ def _entry(record: Record) -> Entry | None:
 
 # what reading something else than what was written ends in
 _DAMAGED = (
-    ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError, zlib.error, zipfile.BadZipFile,
+    ValueError, KeyError, TypeError, AttributeError, RecursionError, zlib.error, zipfile.BadZipFile,
 )  # fmt: skip
 
 
 def _check(one: Entry) -> None:
     """Refuse a line that could not be drawn."""
-    for key in ("data", "method", "tag", "command"):
-        assert isinstance(one[key], str), f"{key} is not a text"
-        one[key].encode()
-    assert one["kinds"], "it is neither default nor best"
-    assert set(one["kinds"]) <= {"default", "best"}, "it is neither default nor best"
-    for key in ("seed", "trials", "clients"):
-        assert isinstance(one[key], int), f"{key} is not a number"
-    for key in ("HR@10", MAIN):
-        assert 0 <= one[key] <= 1, f"{key} is not between 0 and 1"
-    assert one["epsilon"] in (None, "inf") or one["epsilon"] >= 0, "epsilon is not a number"
+    sound = {
+        "a name is not a text": all(isinstance(one[key], str) for key in ("data", "method", "tag", "command")),
+        "it is neither default nor best": one["kinds"] and set(one["kinds"]) <= {"default", "best"},
+        "a count is not a number": all(isinstance(one[key], int) for key in ("seed", "trials", "clients")),
+        "a metric is not between 0 and 1": all(0 <= one[key] <= 1 for key in ("HR@10", MAIN)),
+        "epsilon is not a number": one["epsilon"] in (None, "inf") or one["epsilon"] >= 0,
+    }
+    for what, holds in sound.items():
+        if not holds:
+            raise ValueError(what)
+    json.dumps(one, ensure_ascii=False).encode()  # letters that cannot be written
     if one["users"]:
         _gain(one["users"])
 

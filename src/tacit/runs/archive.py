@@ -68,13 +68,11 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))
         for name, parts in kept.items():
-            assert Path(name).name == name
-            assert name not in ("", "..")
-            assert isinstance(parts["run"]["config"], dict)
-            assert isinstance(parts["run"]["settings"], dict)
-            assert isinstance(parts["summary"], dict)
-            assert isinstance(parts["rounds"], list)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError):
+            kinds = (parts["run"]["config"], dict), (parts["run"]["settings"], dict), (parts["summary"], dict)
+            sound = all(isinstance(value, kind) for value, kind in (*kinds, (parts["rounds"], list)))
+            if not sound or Path(name).name != name or name in ("", ".."):  # no assert: -O would leave it out
+                raise ValueError(name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{file} is not what tacit results --save keeps; name another file, or a folder") from None
     return dict(kept)
 
