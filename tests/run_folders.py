@@ -2,6 +2,8 @@
 
 import json
 
+from tacit.runs.run import Summary
+
 METRICS = ("HR@5", "HR@10", "NDCG@5", "NDCG@10", "Recall@20", "NDCG@20", "F1@10", "MRR@10")
 SECTIONS = {"18–40 interactions": 1.2, "41–700 interactions": 0.8}
 
@@ -48,3 +50,25 @@ def folder(
     if finished:
         (path / "summary.json").write_text(json.dumps(summary | {"epsilon": epsilon, "settings": settings}))
     return path
+
+
+def summary_of(seed, value):
+    """The summary of a run with one test figure."""
+    measured = dict.fromkeys(("bytes_up", "bytes_down", "bytes_to_rank", "clients", "client_rounds", "seconds"), 1)
+    counted = dict.fromkeys(("users_evaluated", "users_too_short", "duplicates", "cpu_seconds", "peak_memory_mb"), 1)
+    return Summary(
+        method="m",
+        data="demo",
+        protocol="paper",
+        seed=seed,
+        rounds=1,
+        best_round=1,
+        valid={},
+        test={"HR@10": value},
+        test_sampled99=None,
+        groups={},
+        epsilon=None,
+        scored_with="server",
+        **measured,
+        **counted,
+    )

@@ -212,6 +212,18 @@ def test_results_that_are_not_there_are_said(tacit, tmp_path):
     assert "there is no typo.json" in err
 
 
+def test_results_without_a_name_are_of_all_tables(tacit, tmp_path):
+    code, _, err = tacit("results")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "nothing of a published table is finished in runs" in err
+    assert tacit("results", "--rounds", "3")[0] == 2
+    kept = str(Path(__file__).parents[2] / "docs/results/data")
+    code, shown, _ = tacit("results", "--out", kept, "--markdown")
+    (line,) = [line for line in shown.splitlines() if line.startswith("| hetefedrec-table2 | ml-1m |")]
+    assert (code, line.split("|")[3].strip()) == (0, "14 of 14")
+    assert "hetefedrec-table2" in tacit("results", "--out", kept)[1]
+
+
 def test_results_on_a_data_set_of_ones_own_are_shown_and_kept(tacit, tmp_path):
     some = ("--data", "demo", "--rounds", "1")
     asked = ("experiment", "pfedclr-table2", *some, "--row", "FedMF", "--protocol", "strict", "--seeds", "0")

@@ -8,7 +8,7 @@ import pytest
 
 from tacit.errors import UserError
 from tacit.figures import papers
-from tacit.runs import archive, experiments
+from tacit.runs import archive, experiments, paper_tables
 
 FILE = (
     'title = "small"\nmetrics = ["HR@10"]\nprotocols = ["strict"]\noptions = { rounds = 2 }\n'
@@ -32,7 +32,7 @@ def test_tables_and_figures_are_those_of_the_folder(kept):
     there = experiments.collect(asked, kept / "runs")
     with archive.opened(kept / "kept.json") as folder:
         again = experiments.collect(asked, folder)
-        assert experiments.markdown(asked, again) == experiments.markdown(asked, there)
+        assert paper_tables.markdown(asked, again) == paper_tables.markdown(asked, there)
         drawn = papers.of_file(kept / "small.toml", folder)["figures"]
     assert drawn == papers.of_file(kept / "small.toml", kept / "runs")["figures"]
     assert drawn
@@ -99,7 +99,7 @@ def changed(kept, **parts):
 def test_a_damaged_file_is_shown_in_a_sentence(kept, parts):
     asked, file = experiments.read(kept / "small.toml"), changed(kept, **parts)
     with pytest.raises(UserError, match=r"kept\.json cannot be shown"), archive.opened(file) as folder:
-        experiments.markdown(asked, experiments.collect(asked, folder))
+        paper_tables.markdown(asked, experiments.collect(asked, folder))
 
 
 def test_a_file_from_elsewhere_imports_nothing(kept, monkeypatch, tmp_path):

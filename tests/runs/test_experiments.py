@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from run_folders import summary_of
 from tacit.data.sources import load
 from tacit.errors import UserError
-from tacit.runs import experiments
+from tacit.runs import experiments, paper_tables
+from tacit.runs.cells import Cell
 from tacit.runs.published import OWN, located, names
-from tacit.runs.run import Summary
 
 TOML = """
 title = "A small table"
@@ -132,7 +133,7 @@ def test_runs_are_carried_out_once_and_collected(file, tmp_path):
     assert cell.figure("HR@10") == (cell.runs[0].test["HR@10"], None)
     assert cell.figure("HR@10", "sampled") == (cell.runs[0].test_sampled99["HR@10"], None)
     assert found["rates lr=0.1", "demo", "paper"].figure("HR@10") is None
-    text = experiments.markdown(made, found)
+    text = paper_tables.markdown(made, found)
     (row,) = [line for line in text.splitlines() if line.startswith("| FedMF")]
     cells = [c.strip() for c in row.strip("|").split("|")]
     assert cells[1] == "0.5000 A, 0.7500 B / 0.2500 A"
@@ -141,17 +142,19 @@ def test_runs_are_carried_out_once_and_collected(file, tmp_path):
     assert cells[3].startswith(f"{cell.runs[0].test_sampled99['HR@10']:.4f}")
     assert cells[4].startswith(f"{cell.runs[0].test['HR@10']:.4f}")
     items_mb = paper.bytes_up / (2 * paper.clients) / 1e6
-    assert cells[5] == f"{items_mb:.3f}"
+    gaps = paper.test["HR@10"] / 0.5 - 1, paper.test["NDCG@10"] / 0.25 - 1
+    assert cells[5] == " / ".join(f"below, {gap:.0%}" for gap in gaps).replace("-", "−")
+    assert cells[6] == f"{items_mb:.3f}"
     assert cells[-1] == "1"
     assert "Below the table." in text
-    empty = experiments.markdown(made, experiments.collect(made, tmp_path / "elsewhere"))
-    assert experiments.NOTHING in empty
+    empty = paper_tables.markdown(made, experiments.collect(made, tmp_path / "elsewhere"))
+    assert paper_tables.NOTHING in empty
     search = made.model_copy(update={"shown": "valid"})
-    assert experiments.headings(search)[2:4] == ["paper, validation", "strict, validation"]
-    cells = experiments.table_rows(search, "demo", found)[0]
+    assert paper_tables.headings(search)[2:4] == ["paper, validation", "strict, validation"]
+    cells = paper_tables.table_rows(search, "demo", found)[0]
     assert cells[3] == [f"{cell.runs[0].valid[m]:.4f}" for m in made.metrics]
     assert cell.runs[0].valid["HR@10"] != cell.runs[0].test["HR@10"]
-    assert experiments.NOTHING not in text
+    assert paper_tables.NOTHING not in text
     assert "| FedMF" not in empty
 
 
@@ -164,13 +167,54 @@ def test_metrics_are_named_in_any_case_and_older_runs_are_without_some(file, tmp
     experiments.carry_out(experiments.planned(made, only=["FedMF"], protocols=["paper"], seeds=[0]), out)
     summary = next(out.glob("*/summary.json"))
     written = json.loads(summary.read_text())
-    cells = experiments.table_rows(made, "demo", experiments.collect(made, out))[0]
+    cells = paper_tables.table_rows(made, "demo", experiments.collect(made, out))[0]
     assert cells[1] == ["0.5000 A, 0.7500 B", "–"]
     assert cells[2] == [f"{written['test'][name]:.4f}" for name in made.metrics]
     del written["test"]["Coverage@10"], written["gap"]
     summary.write_text(json.dumps(written))
-    cells = experiments.table_rows(made, "demo", experiments.collect(made, out))[0]
+    cells = paper_tables.table_rows(made, "demo", experiments.collect(made, out))[0]
     assert cells[2] == [f"{written['test']['HR@10']:.4f}", "–"]
+
+
+def test_a_run_of_another_table_is_taken_from_there(file, tmp_path):
+    made = experiments.read(file)
+    plan = experiments.planned(made, only=["FedMF"], protocols=["paper"], seeds=[0])
+    experiments.carry_out(plan, tmp_path / "runs/one")
+    first = tmp_path / "runs/one" / plan[0].folder
+    told = json.loads((first / "summary.json").read_text())
+    (first / "summary.json").write_text(json.dumps(told | {"seconds": 12345.0}))  # to be told from a run of its own
+    again = experiments.read(_changed(file, 'label = "FedMF"', 'label = "The same"'))
+    plan = experiments.planned(again, only=["The same"], protocols=["paper"], seeds=[0])
+    experiments.carry_out(plan, tmp_path / "runs/two")
+    cell = experiments.collect(again, tmp_path / "runs/two")["The same", "demo", "paper"]
+    assert [run.seconds for run in cell.runs] == [12345.0]
+    assert first.exists()
+    assert [path.name for path in (tmp_path / "runs/two").iterdir()] == ["the-same-demo-paper-s0"]
+
+
+@pytest.mark.parametrize("change", ["settings", "version", "data", "damage", "unfinished"])
+def test_another_run_is_not_taken(file, tmp_path, change):
+    made = experiments.read(file)
+    plan = experiments.planned(made, only=["FedMF"], protocols=["paper"], seeds=[0])
+    experiments.carry_out(plan, tmp_path / "runs/one")
+    first = tmp_path / "runs/one" / plan[0].folder
+    run, summary = (json.loads((first / name).read_text()) for name in ("run.json", "summary.json"))
+    (first / "summary.json").write_text(json.dumps(summary | {"seconds": 12345.0}))
+    if change == "version":
+        (first / "run.json").write_text(json.dumps(run | {"versions": {"tacit": "0.0.1"}}))
+    if change == "data":
+        (first / "run.json").write_text(json.dumps(run | {"fingerprint": "of other data"}))
+    if change == "damage":
+        (first / "run.json").write_text("{")
+    if change == "unfinished":
+        (first / "summary.json").unlink()
+    if change == "settings":
+        plan = experiments.planned(
+            experiments.read(_changed(file, "dim = 4", "dim = 5")), only=["FedMF"], protocols=["paper"], seeds=[0]
+        )
+    experiments.carry_out(plan, tmp_path / "runs/two")
+    (path,) = (tmp_path / "runs/two").glob("*/summary.json")
+    assert json.loads(path.read_text())["seconds"] < 1000
 
 
 def test_a_run_with_other_settings_does_not_count(file, tmp_path):
@@ -194,15 +238,15 @@ def test_rounds_asked_for_by_number_are_those_that_the_method_has_anyway(file, t
 
 
 def test_seeds_are_averaged():
-    runs = [_summary(seed, value) for seed, value in enumerate((0.2, 0.4, 0.9))]
-    value, spread = experiments.Cell(tuple(runs)).figure("HR@10")
+    runs = [summary_of(seed, value) for seed, value in enumerate((0.2, 0.4, 0.9))]
+    value, spread = Cell(tuple(runs)).figure("HR@10")
     assert value == pytest.approx(0.5)
     assert spread == pytest.approx(0.3605551)
 
 
 def test_budgets_are_a_figure_and_may_be_infinite():
     none, finite, endless = (
-        experiments.Cell(tuple(replace(_summary(seed, 0.1), epsilon=epsilon) for seed in range(2)))
+        Cell(tuple(replace(summary_of(seed, 0.1), epsilon=epsilon) for seed in range(2)))
         for epsilon in (None, 2.5, math.inf)
     )
     assert none.cost("epsilon") is None
@@ -212,9 +256,9 @@ def test_budgets_are_a_figure_and_may_be_infinite():
         title="t", metrics=["HR@10"], figures=["epsilon"], data=[{"name": "demo"}],
         run=[{"label": "a", "method": "fedmf"}, {"label": "b", "method": "fedmf"}],
     )  # fmt: skip
-    assert "ε" in experiments.headings(made)
+    assert "ε" in paper_tables.headings(made)
     found = {("a", "demo", "paper"): endless, ("b", "demo", "paper"): none}
-    assert [cells[-2] for cells in experiments.table_rows(made, "demo", found)] == [["∞"], ["–"]]
+    assert [cells[-2] for cells in paper_tables.table_rows(made, "demo", found)] == [["∞"], ["–"]]
 
 
 def test_what_papers_print_of_a_figure_stands_behind_ours():
@@ -225,13 +269,13 @@ def test_what_papers_print_of_a_figure_stands_behind_ours():
             {"label": "b", "method": "fedmf"},
         ],
     )  # fmt: skip
-    assert experiments.headings(made)[-3:] == ["client MiB (published)", "CPU s", "seeds"]
-    kept = replace(_summary(0, 0.1), bytes_kept=2.0**18, bytes_down=3 * 2**20, client_rounds=4)
-    found = {("a", "demo", "paper"): experiments.Cell((kept,))}
-    one, other = experiments.table_rows(made, "demo", found)
+    assert paper_tables.headings(made)[-3:] == ["client MiB (published)", "CPU s", "seeds"]
+    kept = replace(summary_of(0, 0.1), bytes_kept=2.0**18, bytes_down=3 * 2**20, client_rounds=4)
+    found = {("a", "demo", "paper"): Cell((kept,))}
+    one, other = paper_tables.table_rows(made, "demo", found)
     assert one[-3:-1] == [["1.0000 (0.5000)"], ["1.000"]]
     assert other[-3:-1] == [["–"], ["–"]]
-    assert experiments.Cell((_summary(0, 0.1),)).cost("client") is None  # a summary that does not know
+    assert Cell((summary_of(0, 0.1),)).cost("client") is None  # a summary that does not know
 
 
 def test_a_client_of_pfedclr_holds_a_table_a_vector_and_the_buffer(tmp_path):
@@ -288,24 +332,3 @@ def _changed(file, old, new):
     path = file.with_name("other.toml")
     path.write_text(TOML.replace(old, new))
     return path
-
-
-def _summary(seed, value):
-    measured = dict.fromkeys(("bytes_up", "bytes_down", "bytes_to_rank", "clients", "client_rounds", "seconds"), 1)
-    counted = dict.fromkeys(("users_evaluated", "users_too_short", "duplicates", "cpu_seconds", "peak_memory_mb"), 1)
-    return Summary(
-        method="m",
-        data="demo",
-        protocol="paper",
-        seed=seed,
-        rounds=1,
-        best_round=1,
-        valid={},
-        test={"HR@10": value},
-        test_sampled99=None,
-        groups={},
-        epsilon=None,
-        scored_with="server",
-        **measured,
-        **counted,
-    )

@@ -348,6 +348,12 @@ def test_a_trial_out_of_time_counts_with_the_rounds_it_had(tmp_path):
     assert one.run_of(other).tested
 
 
+def test_a_trial_has_its_first_validation_however_short_its_time(tmp_path):
+    one = search("fedmf", trials=2, trial_seconds=1e-6, evaluate_every=3, out=tmp_path, **QUICK)[0]
+    assert [(t.state, t.rounds, t.best_round) for t in one.trials] == [("out of time", 3, 3)] * 2
+    assert all(t.value is not None for t in one.trials)
+
+
 def test_a_budget_of_cpu_seconds_ends_a_search(tmp_path):
     one = search("fedmf", trials=50, cpu_seconds=1e-6, out=tmp_path, **QUICK)[0]
     assert len(one.trials) == 1

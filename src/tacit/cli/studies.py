@@ -49,7 +49,9 @@ def experiment(
 
 
 def results(
-    file: File,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[NAME]", help="pfedclr-table2, or a file of your own; all without it")
+    ] = None,
     rounds: Length = None,
     folder: Annotated[
         Path | None, typer.Option("--out", help="folder of its runs, or a file of --save; by default runs/NAME")
@@ -58,16 +60,26 @@ def results(
     save: Annotated[Path | None, typer.Option("--save", help="keep the finished runs in this small file")] = None,
     data: Annotated[list[str] | None, typer.Option("--data", help="also this data set that the file has not")] = None,
 ) -> None:
-    """Collect the finished runs of an experiment: published figures, ours, the strict ones, and how many seeds."""
-    from tacit.errors import UserError
-    from tacit.runs import archive, experiments
+    """Collect the finished runs of an experiment: published figures, ours, and whether they agree.
 
+    Without a name: how far every published table has been run, and how many of its rows are reproduced.
+    """
+    from tacit.errors import UserError
+    from tacit.runs import archive, experiments, paper_tables
+
+    if file is None:
+        if rounds or save or data:
+            raise UserError(
+                "--rounds, --save and --data are of one experiment; name it, as in tacit results pfedclr-table2"
+            )
+        _overview(folder or Path("runs"), as_markdown)
+        return
     asked = experiments.altered(experiments.read(file), data or [], rounds)
     if folder and not folder.exists():
         raise UserError(f"there is no {folder}; name the folder of the experiment's runs, or a file of --save")
     with archive.opened(folder or _place(file, rounds)) as where:
         if as_markdown:
-            print(experiments.markdown(asked, experiments.collect(asked, where)))
+            print(paper_tables.markdown(asked, experiments.collect(asked, where)))
         else:
             _show(asked, where)
         if save:
@@ -86,18 +98,30 @@ def skew(
 ) -> None:
     """Study user embedding skew: users' vectors with and without averaging, and how PFedCLR counters it, by round."""
     from tacit.data import sources
-    from tacit.runs import report, skew_study
+    from tacit.runs import skew_study, study_report
 
     with downloading() as progress:
         sources.load(data, min_interactions, progress)
     with stopping(f"what was finished is in {folder}"), rounds_bar() as watching:
         options = {"min_interactions": min_interactions, "protocol": protocol, "seed": seed, "threads": threads}
         groups = skew_study.study(folder, data, users, rounds, watching, **options)
-    show(report.skew(groups))
-    out.print(report.SKEW)
-    for sentence in report.lemma(groups):
+    show(study_report.skew(groups))
+    out.print(study_report.SKEW)
+    for sentence in study_report.lemma(groups):
         out.print(sentence)
     out.print(f"every round is in {folder / 'skew.jsonl'}, the paths in {folder / 'trajectories.csv'}")
+
+
+def _overview(folder: Path, as_markdown: bool) -> None:
+    from tacit.errors import UserError
+    from tacit.runs import papers_state, study_report
+
+    if not (found := papers_state.states(folder)):
+        raise UserError(f"nothing of a published table is finished in {folder}; tacit experiment NAME runs one")
+    if as_markdown:
+        print(papers_state.markdown(found))
+    else:
+        show(study_report.papers(found))
 
 
 def _place(file: Path, rounds: int | None) -> Path:
@@ -105,15 +129,15 @@ def _place(file: Path, rounds: int | None) -> Path:
 
 
 def _show(asked: "Experiment", where: Path) -> None:
-    from tacit.runs import experiments, report
+    from tacit.runs import experiments, paper_tables, study_report
 
     found = experiments.collect(asked, where)
     out.print(asked.title, style="bold")
     for place in asked.data:
-        done = experiments.begun(place.name, found)
+        done = paper_tables.begun(place.name, found)
         if done:
-            show(report.experiment(asked, place.name, found))
+            show(study_report.experiment(asked, place.name, found))
         else:
-            out.print(f"{place.name}: {experiments.NOTHING}")
+            out.print(f"{place.name}: {paper_tables.NOTHING}")
     if asked.note:
         out.print(asked.note)

@@ -11,10 +11,9 @@ from tacit.figures.records import read as record_of
 from tacit.figures.rows import REFERENCES, Row
 from tacit.figures.tables import Cell as TableCell
 from tacit.figures.tables import Table, repeats
-from tacit.runs import experiments
-from tacit.runs.experiments import Cell, Experiment, Kind
-
-Found = dict[tuple[str, str, str], Cell]
+from tacit.runs import experiments, paper_tables
+from tacit.runs.cells import Cell
+from tacit.runs.experiments import Experiment, Found
 
 
 def of_file(file: Path, runs: Path | None = None) -> dict[str, Any]:
@@ -25,7 +24,7 @@ def of_file(file: Path, runs: Path | None = None) -> dict[str, Any]:
     tables: list[Table] = []
     figures: list[Spec] = []
     for place in asked.data:
-        if experiments.begun(place.name, found):
+        if paper_tables.begun(place.name, found):
             tables.append(table(asked, place.name, found))
             figures += [*sweeps(asked, place.name, found), *_filled(beside_published(asked, place.name, found))]
             figures += _courses(asked, place.name, where)
@@ -47,20 +46,18 @@ def of_file(file: Path, runs: Path | None = None) -> dict[str, Any]:
 
 
 def table(asked: Experiment, data: str, found: Found) -> Table:
-    """A line a row and metric: what papers print, what came out here, and the gap between the two."""
-    first, *others = experiments.headings(asked)
+    """A line a row and metric: what papers print, what came out here, and whether the two agree."""
+    first, *others = paper_tables.headings(asked)
     heads: list[TableCell] = [{"text": first, "left": True}, {"text": "metric", "left": True}]
-    for text in [*others[:1], "gap", *others[1:]]:
+    for text in others:
         name, _, note = text.partition(" (")
         heads.append({"text": name, "note": note.rstrip(")")})
     body: list[list[TableCell]] = []
-    lines = [line for line in experiments.rows(asked) if not line[1].data or data in line[1].data]
-    for (label, line, _, place), cells in zip(lines, experiments.table_rows(asked, data, found), strict=True):
+    for label, *cells in paper_tables.table_rows(asked, data, found):
         for number, metric in enumerate(asked.metrics):
-            texts = [cell[number] if len(cell) > 1 else cell[0] if not number else "" for cell in cells[1:]]
-            gap = _gap(asked, found, (label, data), experiments.printed(line, data, place, metric), metric)
-            row: list[TableCell] = [{"text": "" if number else label}, {"text": metric}, {"text": texts[0]}, gap]
-            body.append([*row, *(_split(text) for text in texts[1:])])
+            texts = [cell[number] if len(cell) > 1 else cell[0] if not number else "" for cell in cells]
+            row: list[TableCell] = [{"text": "" if number else label[0]}, {"text": metric}]
+            body.append([*row, *(_split(text) for text in texts)])
     title = asked.title if len(asked.data) == 1 else f"{asked.title}: {data}"
     notes = [f"Published: {asked.source}."] if asked.source else []
     return {"title": title, "heads": heads, "rows": body, "remarks": notes + ([asked.note] if asked.note else [])}
@@ -72,33 +69,16 @@ def _split(text: str) -> TableCell:
     return {"text": value, "spread": deviation or None}
 
 
-def _kind(asked: Experiment, protocol: str) -> Kind:
-    if asked.shown == "valid":
-        return "valid"
-    return "sampled" if protocol == "strict" else "test"
-
-
-def _gap(
-    asked: Experiment, found: Found, where: tuple[str, str], told: list[tuple[str, float]], metric: str
-) -> TableCell:
-    """Measured under the paper's own protocol, minus the first that is published."""
-    protocol = next((p for p in asked.protocols if p != "strict"), asked.protocols[0])
-    ours = found.get((*where, protocol), Cell(())).figure(metric, _kind(asked, protocol))
-    if not told or ours is None:
-        return {"text": "–"}
-    return {"text": f"{ours[0] - told[0][1]:+.4f}".replace("-", "−"), "best": abs(ours[0] - told[0][1]) > 0.05}
-
-
 def beside_published(asked: Experiment, data: str, found: Found) -> Spec | None:
     """Published and measured figures of every row on one axis."""
     told = {name for line in asked.run for entry in line.published.get(data, []) for name in entry}
     metric = next((m for m in reversed(asked.metrics) if m in told), asked.metrics[0])
     points = []
     for label, line, _, place in experiments.rows(asked):
-        printed = experiments.printed(line, data, place, metric)
+        printed = paper_tables.printed(line, data, place, metric)
         points += [{"row": label, "x": value, "of": "published", "title": source} for source, value in printed]
         for protocol in asked.protocols:
-            ours = found.get((label, data, protocol), Cell(())).figure(metric, _kind(asked, protocol))
+            ours = found.get((label, data, protocol), Cell(())).figure(metric, paper_tables.kind_of(asked, protocol))
             if ours:
                 points.append({"row": label, "x": ours[0], "dev": ours[1], "of": protocol, "title": protocol})
     if not any(p["of"] == "published" for p in points) or not any(p["of"] != "published" for p in points):
@@ -135,7 +115,7 @@ def sweeps(asked: Experiment, data: str, found: Found) -> list[Spec]:
                     points = []
                     for value in values:
                         cell = found.get((f"{line.label} {setting}={value}", data, protocol), Cell(()))
-                        if (figure := cell.figure(metric, _kind(asked, protocol))) is not None:
+                        if (figure := cell.figure(metric, paper_tables.kind_of(asked, protocol))) is not None:
                             points.append((float(value), figure))
                     if points:
                         drawn.append((f"{line.label}, {protocol}", points))

@@ -1,12 +1,12 @@
 """A published table as a file: what to run, what the paper printed, and what came out here."""
 
-import math
 import re
+import shutil
 import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -14,44 +14,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tacit.config import RunConfig, build, config
 from tacit.core.capabilities import refined
 from tacit.data.protocols import Protocol
+from tacit.data.sources import load
 from tacit.errors import UserError, unknown
 from tacit.evaluation import metrics
 from tacit.methods import find
+from tacit.runs.cells import FIGURES, Cell
 from tacit.runs.compare import is_of, once
 from tacit.runs.folder import RunFolder
 from tacit.runs.published import located
 from tacit.runs.run import Summary, Watch
 from tacit.runs.summary import restored
-
-Kind = Literal["valid", "test", "sampled"]
-NOTHING = "nothing is finished yet"
-
-# Megabytes are per client and round, seconds per round.
-FIGURES: dict[str, tuple[str, Callable[[Summary], float | None]]] = {
-    "up": ("MB up", lambda s: s.bytes_up / s.client_rounds / 1e6),
-    "down": ("MB down", lambda s: s.bytes_down / s.client_rounds / 1e6),
-    "cpu": ("CPU s", lambda s: s.cpu_seconds / s.rounds),
-    "memory": ("peak MB", lambda s: s.peak_memory_mb),
-    # what a client has while it trains, and the server between rounds
-    "client": ("client MiB", lambda s: _mebibytes(s.bytes_kept, s.bytes_down / s.client_rounds)),
-    "server": ("server MiB", lambda s: _mebibytes(s.bytes_server)),
-    "epsilon": ("ε", lambda s: s.epsilon),
-    "small": ("NDCG@20, small", lambda s: s.groups.get("small", {}).get("NDCG@20")),
-    "medium": ("NDCG@20, medium", lambda s: s.groups.get("medium", {}).get("NDCG@20")),
-    "large": ("NDCG@20, large", lambda s: s.groups.get("large", {}).get("NDCG@20")),
-    "bytes-small": ("kB, small", lambda s: _kilobytes(s, "small")),
-    "bytes-medium": ("kB, medium", lambda s: _kilobytes(s, "medium")),
-    "bytes-large": ("kB, large", lambda s: _kilobytes(s, "large")),
-}
-
-
-def _kilobytes(summary: Summary, group: str) -> float | None:
-    """What a client of a group sends in a round."""
-    return summary.group_bytes[group]["up"] / 1e3 if group in summary.group_bytes else None
-
-
-def _mebibytes(value: float | None, beside: float = 0) -> float | None:
-    return None if value is None else (value + beside) / 2**20
 
 
 class _Part(BaseModel):
@@ -115,20 +87,7 @@ class Planned:
     folder: str
 
 
-@dataclass(frozen=True)
-class Cell:
-    """What is known of a row on a data set under a protocol: the finished runs, one a seed."""
-
-    runs: tuple[Summary, ...]
-
-    def figure(self, metric: str, kind: Kind = "test") -> tuple[float, float | None] | None:
-        """Mean and, over several seeds, standard deviation; None where nothing is finished."""
-        chosen = [{"valid": s.valid, "test": s.test, "sampled": s.test_sampled99}[kind] for s in self.runs]
-        return _spread([c[metric] for c in chosen if c is not None and metric in c])
-
-    def cost(self, name: str) -> tuple[float, float | None] | None:
-        """The same for one of FIGURES."""
-        return _spread([value for s in self.runs if (value := FIGURES[name][1](s)) is not None])
+Found = dict[tuple[str, str, str], Cell]  # (label, data set, protocol) -> what is finished
 
 
 def read(path: Path) -> Experiment:
@@ -237,10 +196,13 @@ def carry_out(
 ) -> None:
     """Run what is not finished yet below `out`; a stopped run goes on where it was.
 
-    A finished run's checkpoints go unless they are to be kept: a table of private item tables fills a disk.
+    A finished run's checkpoints go unless they are to be kept: a table of private item tables fills a disk. A run that
+    another experiment beside `out` has finished is taken from there: one run is a row of several tables.
     """
     for plan in runs:
         path = out / plan.folder
+        if not keep and not path.exists():
+            _take(plan.asked, out, path)
         if (path / "summary.json").exists() and not is_of(RunFolder.open(path), plan.asked):
             raise UserError(f"{path} holds a run with other options; remove it, or name another --out")
         once(plan.asked, path, begin(plan) if begin else None)
@@ -248,7 +210,23 @@ def carry_out(
             RunFolder.open(path).drop_checkpoints()
 
 
-def collect(experiment: Experiment, out: Path) -> dict[tuple[str, str, str], Cell]:
+def _take(asked: RunConfig, out: Path, path: Path) -> None:
+    """Copy a finished run of the same options and the same version from a folder beside `out`, if there is one."""
+    for found in sorted(out.parent.glob(f"*/*-{asked.data}-{asked.protocol}-s{asked.seed}/summary.json")):
+        try:
+            folder = RunFolder.open(found.parent)
+            same = folder.run["versions"]["tacit"] == version("tacit") and is_of(folder, asked) and folder.summary
+        except (UserError, KeyError, TypeError):  # somebody else's, or damaged
+            continue
+        if same and folder.run["fingerprint"] == load(asked.data, asked.min_interactions).fingerprint():
+            copy = path.with_name(f".{path.name}")
+            shutil.rmtree(copy, ignore_errors=True)  # of a copy that was cut off
+            shutil.copytree(found.parent, copy, ignore=shutil.ignore_patterns("checkpoints"))
+            copy.rename(path)
+            return
+
+
+def collect(experiment: Experiment, out: Path) -> Found:
     """(label, data set, protocol) -> what is finished below `out`; runs with other options do not count."""
     found: dict[tuple[str, str, str], list[Summary]] = {}
     for plan in planned(experiment, seeds=_seeds(out) or experiment.seeds):
@@ -263,96 +241,9 @@ def collect(experiment: Experiment, out: Path) -> dict[tuple[str, str, str], Cel
     return {key: Cell(tuple(runs)) for key, runs in found.items()}
 
 
-def printed(line: Line, data: str, place: int | None, metric: str) -> list[tuple[str, float]]:
-    """(source, figure) of a metric as papers print it."""
-    entries = line.published.get(data, [])
-    if place is not None:
-        entries = entries[place : place + 1]
-    return [
-        (str(e.get("source", "")), float(figure))
-        for e in entries
-        for name, figure in e.items()
-        if name.lower() == metric.lower()
-    ]
-
-
-def markdown(experiment: Experiment, found: dict[tuple[str, str, str], Cell]) -> str:
-    """The tables of an experiment, one a data set, with the number of seeds behind every row."""
-    out = [f"# {experiment.title}", ""]
-    if experiment.source:
-        out += [f"Published: {experiment.source}.", ""]
-    for place in experiment.data:
-        filtered = f", users with at least {place.min_interactions}" if place.min_interactions else ""
-        lines = _one_table(experiment, place.name, found) if begun(place.name, found) else [NOTHING]
-        out += [f"## {place.name}{filtered}", "", *lines, ""]
-    if experiment.note:
-        out += [experiment.note, ""]
-    return "\n".join(out)
-
-
-def begun(data: str, found: dict[tuple[str, str, str], Cell]) -> bool:
-    """Whether a run on a data set is finished."""
-    return any(cell.runs for (_, where, _), cell in found.items() if where == data)
-
-
-def headings(experiment: Experiment) -> list[str]:
-    """The columns of a table."""
-    out = ["method", "published"]
-    for protocol in experiment.protocols:
-        out += _kinds(experiment, protocol)
-    told = {name for line in experiment.run for entries in line.published.values() for e in entries for name in e}
-    out += [FIGURES[f][0] + (" (published)" if f in told else "") for f in experiment.figures]
-    return [*out, "seeds"]
-
-
-def table_rows(experiment: Experiment, data: str, found: dict[tuple[str, str, str], Cell]) -> list[list[list[str]]]:
-    """The cells below the headings, each a list of texts: one a metric, or one for all."""
-    out = []
-    for label, line, _, place in rows(experiment):
-        if line.data and data not in line.data:
-            continue
-        metrics = experiment.metrics
-        cells = [[label], [_published(printed(line, data, place, m)) for m in metrics]]
-        counts = []
-        for protocol in experiment.protocols:
-            cell = found.get((label, data, protocol), Cell(()))
-            counts.append(len(cell.runs))
-            kinds = _kinds(experiment, protocol)
-            cells += [[_text(cell.figure(m, kind)) for m in metrics] for kind in kinds.values()]
-        first = found.get((label, data, experiment.protocols[0]), Cell(()))
-        cells += [[_cost(first.cost(f), printed(line, data, place, f))] for f in experiment.figures]
-        cells.append([str(counts[0]) if len(set(counts)) == 1 else "/".join(map(str, counts))])
-        out.append(cells)
-    return out
-
-
-def _kinds(experiment: Experiment, protocol: Protocol) -> dict[str, Kind]:
-    """Heading -> what is shown of a protocol's runs."""
-    if experiment.shown == "valid":
-        return {f"{protocol}, validation": "valid"}
-    if protocol == "strict":
-        return {"strict (1 of 100)": "sampled", "strict (all items)": "test"}
-    return {f"{protocol} (1 of 100)" if protocol in ("paper", "symmetric") else protocol: "test"}
-
-
 def slug(label: str) -> str:
     """A label as part of a folder's name."""
     return re.sub(r"[^a-z0-9.=+]+", "-", label.lower()).strip("-")
-
-
-def _one_table(experiment: Experiment, data: str, found: dict[tuple[str, str, str], Cell]) -> list[str]:
-    heads = headings(experiment)
-    lines = [f"Columns: {' / '.join(experiment.metrics)}, mean ± deviation over seeds.", ""]
-    lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    for cells in table_rows(experiment, data, found):
-        texts = ["–" if set(cell) == {"–"} else " / ".join(cell) for cell in cells]
-        lines.append(f"| {' | '.join(texts)} |")
-    return lines
-
-
-def _published(figures: list[tuple[str, float]]) -> str:
-    """What papers print of one metric, each with its source."""
-    return ", ".join(f"{_number(value)} {source}".strip() for source, value in figures) or "–"
 
 
 def _without(options: dict[str, Any]) -> dict[str, Any]:
@@ -368,27 +259,3 @@ def _seeds(out: Path) -> list[int]:
     """Every seed that has a run below `out`."""
     found = {int(m[1]) for p in out.glob("*") if (m := re.search(r"-s(\d+)$", p.name))}
     return sorted(found)
-
-
-def _spread(values: list[float]) -> tuple[float, float | None] | None:
-    if not values:
-        return None
-    finite = len(values) > 1 and all(map(math.isfinite, values))
-    return mean(values), stdev(values) if finite else None
-
-
-def _text(figure: tuple[float, float | None] | None) -> str:
-    if figure is None:
-        return "–"
-    value, spread = figure
-    return _number(value) + (f" ±{spread:.3f}".replace("±0.", "±.") if spread is not None else "")
-
-
-def _cost(measured: tuple[float, float | None] | None, told: list[tuple[str, float]]) -> str:
-    """A figure of ours, and behind it what papers print of it."""
-    text = "–" if measured is None else _number(measured[0], 4 if told else 3)
-    return f"{text} ({_published(told)})" if told else text
-
-
-def _number(value: float, digits: int = 4) -> str:
-    return "∞" if value == math.inf else f"{value:.{digits}f}"

@@ -13,10 +13,8 @@ from tacit.privacy.attacks import ATTACKS
 from tacit.runs.audit import POPULARITY, Audit
 from tacit.runs.compare import Row
 from tacit.runs.diagnose import RANKED, Clusters, Diagnosis, Line
-from tacit.runs.experiments import Cell, Experiment, headings, table_rows
 from tacit.runs.poison import Poisoning
 from tacit.runs.run import Recommendation, Summary
-from tacit.runs.skew_study import Group, apart, every
 from tacit.runs.wording import FILE_ORDER, budget, size
 
 _EQUAL = (
@@ -41,7 +39,7 @@ def comparison(rows: Sequence[Row]) -> Table:
     shown = columns(first.protocol)
     seeds = len(rows[0].runs)
     title = f"{first.data} · {first.protocol} · test" + (f" · {seeds} seeds" if seeds > 1 else f" · seed {first.seed}")
-    table = _table(title, narrow=True)
+    table = plain(title, narrow=True)
     table.add_column("method", no_wrap=True)
     for metric, sampled in shown:
         kind = "1 of 100" if sampled else _kind(first.protocol)
@@ -72,7 +70,7 @@ def comparison(rows: Sequence[Row]) -> Table:
 def beside(rows: Sequence[Row], names: Sequence[str]) -> Table:
     """Metrics by name, and how far users of different activity are apart; – where a run is older than a metric."""
     main = next(metric for metric, sampled in columns(rows[0].runs[0].protocol) if metric.startswith("NDCG"))
-    table = _table("beside accuracy")
+    table = plain("beside accuracy")
     table.add_column("method", no_wrap=True)
     for name in (*(name.rpartition(":")[2] for name in names), f"gap of\n{main}"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -125,63 +123,10 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     return out
 
 
-def experiment(asked: Experiment, data: str, found: dict[tuple[str, str, str], Cell]) -> Table:
-    """Published and measured figures of one data set, one line per metric."""
-    table = _table(data, narrow=True)
-    first, *others = headings(asked)
-    table.add_column(first)
-    table.add_column("metric")
-    for heading in others:
-        table.add_column(heading.replace(" (", "\n("), justify="right")
-    for label, *cells in table_rows(asked, data, found):
-        table.add_row(label[0], "\n".join(asked.metrics), *("\n".join(cell) for cell in cells))
-    return table
-
-
-def skew(found: Sequence[Group]) -> Table:
-    """Skew against calibration, and how far averaging takes the users' vectors from where they go alone, by round."""
-    table = _table("user embedding skew (PFedCLR, Lemmas 3.2 and 4.1), means over clients", narrow=True)
-    for heading in ("round", "trained", "skew", "against it", "cosine", "left", "from alone", "valid HR@10"):
-        table.add_column(heading, justify="left" if heading == "trained" else "right", no_wrap=True)
-    alone = next(group for group in found if group.name == "alone")
-    gaps = {group.name: apart(alone, group) for group in found}
-    for number in every(len(alone.valid)):
-        for place, group in enumerate(found):
-            terms = group.balances[number - 1]
-            cells = ["–"] * 4
-            if terms is not None:
-                cells = [f"{terms.skew:.3g}", f"{terms.calibration:.3g}", f"{terms.cosine:.2f}", f"{terms.left:.2f}"]
-            cells.append("–" if group is alone else f"{gaps[group.name][number - 1]:.2f}")
-            cells.append(f"{group.valid[number - 1]:.4f}")
-            table.add_row("" if place else str(number), group.name, *cells, end_section=group is found[-1])
-    return table
-
-
-def lemma(found: Sequence[Group]) -> list[str]:
-    """Of every group with averaging, what came of PFedCLR's Lemma 3.3, in a sentence each."""
-    return [
-        f"Lemma 3.3, {group.name}, after {len(group.sums)} rounds: skew has added up to {last.added:.3g}, and the "
-        f"lemma allows {last.allowed:.3g} at most; {last.over:.0%} of the clients have more than that. Its premise "
-        f"holds for {last.fit:.0%}: of all gaps between a client's rows and the server's, {last.grown:.0%} grew in the "
-        f"last round."
-        for group in found
-        if group.sums and (last := group.sums[-1])
-    ]
-
-
-SKEW = (
-    "Skew: length of what averaging adds to the gradient of a client's user vector. Against it: length of what a "
-    "buffer, if there is one, puts against that in its first step. Cosine: between the two, -1 if the one points "
-    "straight against the other. Left: length of their sum over that of the skew, below 1 if some of it is taken "
-    "away. From alone: distance of the followed users' vectors from where they are without averaging, over their "
-    "length there."
-)
-
-
 def groups(summary: Summary) -> Table:
     """The main metrics by users' activity and by the method's own groups, these with what a client sends in a round."""
     shown = [metric for metric, sampled in columns(summary.protocol) if not sampled]
-    table = _table(f"{summary.method} by users' activity")
+    table = plain(f"{summary.method} by users' activity")
     table.add_column("users with")
     for metric in (*shown, *(("down a round", "up a round") if summary.group_bytes else ())):
         table.add_column(metric, justify="right")
@@ -199,7 +144,7 @@ def groups(summary: Summary) -> Table:
 
 def diagnostics(found: Sequence[Line]) -> Table:
     """How tables use their dimensions: means over the tables of a group."""
-    table = _table("singular values of item tables, means over tables", narrow=True)
+    table = plain("singular values of item tables, means over tables", narrow=True)
     headings = (
         "round",
         "table",
@@ -224,7 +169,7 @@ def clusters(found: Sequence[Line]) -> Table | None:
         return None
     apart = {(d.round, d.of, d.group): d for d in found if isinstance(d, Diagnosis) and (d.of, d.table) in CLUSTERED}
     groups = list(dict.fromkeys(group for _, of, group in apart if of == "clients" and group != "everyone"))
-    table = _table("clusters of items: agreement from round to round, and separability of tables by them", narrow=True)
+    table = plain("clusters of items: agreement from round to round, and separability of tables by them", narrow=True)
     headings = ["round", "clusters", "since\nround", "\nagreement", "\nkept", "server's\ntable", "clients'\ntables"]
     headings += ["\nlowest", "\nhighest", *(f"users of\n{_who(group)}" for group in groups)]
     for heading in headings:
@@ -270,7 +215,7 @@ def cluster_remarks(found: Sequence[Line]) -> list[str]:
 def audits(found: Sequence[Audit]) -> Table:
     """What the attacks found, one row per run and protection."""
     k = found[0].k
-    table = _table("what a curious server infers about who interacted with what", narrow=True)
+    table = plain("what a curious server infers about who interacted with what", narrow=True)
     for heading in ("method", "protection"):
         table.add_column(heading)
     table.add_column("ε of\na round", justify="right", no_wrap=True)
@@ -310,7 +255,7 @@ def audit_remarks(found: Sequence[Audit]) -> list[str]:
 
 def poisonings(found: Sequence[Poisoning]) -> Table:
     """ER@10 and the honest users' NDCG@10, one row per attack, one column per defence."""
-    table = _table("a rare item pushed into everybody's first ten: ER@10 and honest users' NDCG@10", narrow=True)
+    table = plain("a rare item pushed into everybody's first ten: ER@10 and honest users' NDCG@10", narrow=True)
     defences = list(dict.fromkeys(p.defence for p in found))
     for heading in ("method", "attackers", "attack"):
         table.add_column(heading, no_wrap=True)
@@ -337,7 +282,7 @@ def poison_remarks(found: Sequence[Poisoning]) -> list[str]:
 def recommendations(user: str | None, recent: Sequence[str], found: Sequence[Recommendation]) -> Table:
     """A list for one user, or somebody new, beside what it touched last."""
     who = "somebody new, who has" if user is None else f"user {user}, who last chose"
-    table = _table(f"for {who} {'; '.join(recent)}")
+    table = plain(f"for {who} {'; '.join(recent)}")
     table.add_column("", justify="right")
     table.add_column("recommended", min_width=50)
     table.add_column("score", justify="right")
@@ -385,7 +330,7 @@ def _kind(protocol: str) -> str:
     return "1 of 100" if protocol in ("paper", "symmetric") else "all items"
 
 
-def _table(title: str, narrow: bool = False) -> Table:
+def plain(title: str, narrow: bool = False) -> Table:
     """`narrow` fits eight columns into a terminal of 80."""
     padding = 0 if narrow else (0, 1)
     return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=padding)

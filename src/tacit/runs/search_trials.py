@@ -117,8 +117,6 @@ def _tried(
         if state in ("pruned", "failed"):
             break
     values = [f["value"] for f in figures if f["value"] is not None]
-    if state == "out of time" and len(values) < len(one.seeds):
-        state, reason = "failed", "it had no time for a validation"
     return Trial(
         trial.number,
         state,
@@ -133,12 +131,17 @@ def _tried(
 
 
 def _watch(before: float, cpu: float, seconds: float, show: Watch | None) -> Watch:
-    """Shows every round, and ends a run that has spent this much; 0: any. Its CPU seconds are those since `before`."""
+    """Shows every round, and ends a run that has spent this much; 0: any. Its CPU seconds are those since `before`.
+
+    Not before its first validation: without one, all that it has spent would be for nothing.
+    """
 
     def watch(progress: Progress, plan: Plan) -> None:
         if show:
             show(progress, plan)
         spent = before + cpu_seconds(), sum(line.seconds for line in progress.history)
+        if not any(line.valid for line in progress.history):
+            return
         if progress.round < plan.rounds and ((cpu and spent[0] >= cpu) or (seconds and spent[1] >= seconds)):
             raise Stopped("out of time")
 

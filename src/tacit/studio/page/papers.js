@@ -4,7 +4,7 @@ import {ask, code, element, empty, failed} from "./common.js";
 
 export default async function (place, name) {
   const all = await ask("/api/papers");
-  place.append(element("div", {className: "title"}, element("h1", {}, "Papers")), element("p", {className: "lead"}, "Published figures beside measured ones. The gap is measured under the paper's own protocol, minus what is published; strict is what a method is worth."));
+  place.append(element("div", {className: "title"}, element("h1", {}, "Papers")), element("p", {className: "lead"}, "Published figures beside measured ones. The verdict is on what was measured under the paper's own protocol, reproduced within a tenth of what is published; strict is what a method is worth."));
   if (!all.length) return void place.append(empty(element("p", {}, "There are no experiment files here."), element("p", {}, code("tacit studio --experiments DIR"), " names the folder that has them.")));
   const begun = all.filter((one) => one.finished), rest = all.filter((one) => !one.finished);
   const chosen = name || begun[0]?.name;
