@@ -108,6 +108,9 @@ def test_a_part_of_it_can_be_asked_for(file):
         ("seeds = [0, 1]", "seeds = [0, 1", "is not TOML"),
         ("note =", "remark =", "'remark' is invalid"),
         ("rounds = 2", "rounds = 0", "rounds=0 is invalid"),
+        ('"HR@10" = 0.75', '"HR@10" = "high"', "'FedMF': published HR@10 = 'high' is not a number"),
+        ('"HR@10" = 0.75', '"HR@10" = nan', "published HR@10 = nan is not a number"),
+        ('"HR@10" = 0.75', '"HR@10" = -0.75', "published HR@10 = -0.75 is not a number from 0 on"),
     ],
 )
 def test_a_wrong_file_is_refused_before_anything_runs(file, old, new, complaint):

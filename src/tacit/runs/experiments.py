@@ -1,5 +1,6 @@
 """A published table as a file: what to run, what the paper printed, and what came out here."""
 
+import math
 import re
 import shutil
 import tomllib
@@ -112,6 +113,10 @@ def read(path: Path) -> Experiment:
         for name in (*line.data, *line.on, *line.published):
             if name not in names:
                 raise UserError(f"{path}: '{line.label}' mentions data set '{name}', which the file does not list")
+        for figure, value in (pair for told in line.published.values() for one in told for pair in one.items()):
+            number = isinstance(value, int | float) and math.isfinite(value) and value >= 0
+            if figure != "source" and not number:
+                raise UserError(f"{path}: '{line.label}': published {figure} = {value!r} is not a number from 0 on")
     planned(made)
     return made
 
