@@ -82,3 +82,14 @@ def test_rows_are_counted_by_what_came_out():
 )
 def test_a_row_has_one_word(words, one):
     assert papers_state._word(words) == one
+
+
+def test_other_rounds_have_a_line_of_their_own(tmp_path):
+    for name in ("t.json", "t-rounds-30.json", "t-rounds-5.json", "t-rounds-0.json", "t-80-passes.json", "table.json"):
+        (tmp_path / name).touch()
+    for name in ("t-rounds-30", "t-rounds-7", "t-rounds-x"):
+        (tmp_path / name).mkdir()
+    found = [(rounds, place.name) for rounds, place in papers_state._places(tmp_path, "t")]
+    assert found == [
+        (None, "t.json"), (5, "t-rounds-5.json"), (7, "t-rounds-7"), (30, "t-rounds-30.json")
+    ]  # fmt: skip

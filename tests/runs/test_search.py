@@ -408,6 +408,16 @@ def test_finals_and_the_file_for_an_experiment(tmp_path):
         save([one], tmp_path / "mine.toml")
 
 
+def test_the_best_alone_may_be_run(tmp_path):
+    one = search("fedmf", trials=3, out=tmp_path, ranges={"init": "0.1:1", "table_lr": "100:9000"}, **QUICK)[0]
+    assert (one.trials[0].settings, one.best.number > 0) == ({}, True)
+    run_finals(one, [0], which="best")
+    assert [path.name for path in one.folder.glob("final-*-s*")] == [f"final-{one.best.number:03d}-s0"]
+    assert set(figures(one)) == {"best"}
+    run_finals(one, [0, 1])
+    assert {kind: found["seeds"] for kind, found in figures(one).items()} == {"default": 2, "best": 2}
+
+
 def test_a_final_run_that_diverges_is_written_down_and_the_others_count(tmp_path):
     one = search("fedmf", trials=1, out=tmp_path, **QUICK)[0]
 

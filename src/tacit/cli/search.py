@@ -1,7 +1,7 @@
 """`search`: settings chosen by validation."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -47,6 +47,10 @@ def search(
     final: Annotated[
         str, typer.Option("--final-seeds", help="then run default and best with test figures on these, e.g. 0,1,2")
     ] = "",
+    finals: Annotated[
+        Literal["both", "best"],
+        typer.Option("--finals", help="… or the best alone, where the default's rounds cost much"),
+    ] = "both",
     as_json: o.AsJson = False,
     progress_kind: o.ProgressKind = "auto",
 ) -> None:
@@ -99,8 +103,8 @@ def search(
                 with rounds_bar(progress_kind, trials if one.space else 1) as watching:
                     carry_out(one, budget, workers, watching, _say if loud else None)
                 if final_seeds:
-                    with rounds_bar(progress_kind, 2 * len(final_seeds)) as watching:
-                        run_finals(one, final_seeds, watching)
+                    with rounds_bar(progress_kind, (1 + (finals == "both")) * len(final_seeds)) as watching:
+                        run_finals(one, final_seeds, watching, finals)
             except Exception as error:  # one of several that fails is reported, and the others go on
                 if len(searches) == 1:
                     raise
@@ -124,7 +128,7 @@ def _say(line: str) -> None:
 
 def _show(one: "Search") -> None:
     from tacit.runs import search_report as report
-    from tacit.runs.search_final import figures as finals
+    from tacit.runs.search_final import figures as of_finals
     from tacit.runs.search_final import lost
 
     show(report.table(one))
@@ -135,7 +139,7 @@ def _show(one: "Search") -> None:
         out.print(f"{one.asked.method} has no settings to search: its own were run once.")
     if shares := report.importance(one):
         out.print("what mattered: " + ", ".join(f"{name} {share:.0%}" for name, share in shares.items()))
-    for kind, figures in finals(one).items():
+    for kind, figures in of_finals(one).items():
         out.print(
             f"{kind}: test HR@10 {figures['HR@10']:.4f}, NDCG@10 {figures['NDCG@10']:.4f}, "
             f"mean over {figures['seeds']} seed{'s' * (figures['seeds'] != 1)}"

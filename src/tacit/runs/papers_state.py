@@ -1,6 +1,8 @@
 """How far the published tables have been run, and what came out: a line a table and data set."""
 
+import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,15 +37,28 @@ class State:
 
 
 def states(where: Path) -> list[State]:
-    """Of every experiment that comes with tacit and has something finished in `where`, a folder or a kept file each."""
+    """Of every experiment that comes with tacit and has something finished in `where`, a folder or a kept file each.
+
+    With other rounds than the file's it has a place of its own, NAME-rounds-N, and a line of its own.
+    """
     found = []
     for name in names():
-        place = next((p for p in (where / f"{name}.json", where / name) if p.exists()), None)
-        if place is not None:
-            asked = experiments.read(Path(name))
+        for rounds, place in _places(where, name):
+            asked = experiments.altered(experiments.read(Path(name)), rounds=rounds)
             with archive.opened(place) as runs:
-                found += _of(name, asked, experiments.collect(asked, runs))
+                label = name if rounds is None else f"{name}, {rounds} rounds"
+                found += _of(label, asked, experiments.collect(asked, runs))
     return found
+
+
+def _places(where: Path, name: str) -> Iterator[tuple[int | None, Path]]:
+    """(rounds, place) of an experiment's runs, the file's own rounds first; a kept file before a folder."""
+    there: dict[int | None, Path] = {}
+    for place in sorted(where.glob(f"{name}*"), key=lambda path: path.suffix != ".json"):
+        called = re.fullmatch(re.escape(name) + r"(?:-rounds-(\d{1,9}))?(?:\.json)?", place.name)
+        if called and (rounds := int(called[1]) if called[1] else None) != 0:
+            there.setdefault(rounds, place)
+    yield from sorted(there.items(), key=lambda item: item[0] or 0)
 
 
 def markdown(found: list[State]) -> str:

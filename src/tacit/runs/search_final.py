@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Iterable
 from statistics import mean
-from typing import Any
+from typing import Any, Literal
 
 from tacit.errors import UserError
 from tacit.runs import search_journal as journal
@@ -14,6 +14,7 @@ from tacit.runs.folder import RunFolder
 from tacit.runs.search import Begin, Search, Trial
 
 RESULT = "result.json"
+Which = Literal["both", "best"]
 
 
 def finals(one: Search) -> dict[str, Trial]:
@@ -25,15 +26,15 @@ def finals(one: Search) -> dict[str, Trial]:
     return {"default": first, "best": best} if first else {"best": best}
 
 
-def run_finals(one: Search, seeds: Iterable[int], begin: Begin | None = None) -> None:
-    """Run both with each seed; finished ones are read, stopped ones resumed, what fails is written down.
+def run_finals(one: Search, seeds: Iterable[int], begin: Begin | None = None, which: Which = "both") -> None:
+    """Run both, or the best alone, with each seed; finished ones are read, stopped ones resumed, failures written down.
 
     Which is the best is known once nobody is at work on a trial, and one process at a time runs them.
     """
     while journal.busy(one.study(), one.folder):
         time.sleep(0.5)
     with journal.held(one.folder / ".finals"):
-        _run(one, seeds, begin)
+        _run(one, seeds, begin, which)
 
 
 def figures(one: Search) -> dict[str, dict[str, float]]:
@@ -61,10 +62,10 @@ def _result(one: Search) -> dict[str, Any]:
     return found
 
 
-def _run(one: Search, seeds: Iterable[int], begin: Begin | None) -> None:
+def _run(one: Search, seeds: Iterable[int], begin: Begin | None, which: Which) -> None:
     found = finals(one)
     failed: dict[str, str] = {}
-    for trial in {t.number: t for t in found.values()}.values():
+    for trial in {t.number: t for name, t in found.items() if which in ("both", name)}.values():
         for seed in seeds:
             path = one.folder / f"final-{trial.number:03d}-s{seed}"
             row = " and ".join(name for name, t in found.items() if t.number == trial.number)
