@@ -3,7 +3,7 @@
 python tools/pictures.py hetefedrec-table2 docs/results/data/hetefedrec-table2.json docs/images/papers
 
 takes a folder of runs or a file of `tacit results --save`, needs the browser that `make browser` brings, and writes one
-SVG a figure, named after the experiment.
+SVG a figure, named after the experiment. A number behind it stands for the rounds that were run in place of the file's.
 """
 
 import sys
@@ -18,10 +18,10 @@ from tacit.runs import archive
 BROWSER = "/usr/bin/chromium-headless-shell"
 
 
-def pictures(name: str, runs: Path, out: Path) -> list[Path]:
+def pictures(name: str, runs: Path, out: Path, rounds: int | None = None) -> list[Path]:
     """Draw what is finished of an experiment in `runs`."""
     with archive.opened(runs) as folder:
-        found = papers.of_file(Path(name), folder)
+        found = papers.of_file(Path(name), folder, rounds)
     made = []
     with tempfile.TemporaryDirectory() as place, sync_playwright() as play:
         page = Path(place) / "page.html"
@@ -39,5 +39,6 @@ def pictures(name: str, runs: Path, out: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    for path in pictures(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])):
+    name, runs, out, *rounds = sys.argv[1:]
+    for path in pictures(name, Path(runs), Path(out), int(rounds[0]) if rounds else None):
         print(path)

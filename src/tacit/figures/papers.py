@@ -16,9 +16,9 @@ from tacit.runs.cells import Cell
 from tacit.runs.experiments import Experiment, Found
 
 
-def of_file(file: Path, runs: Path | None = None) -> dict[str, Any]:
-    """Title, tables, figures and runs of an experiment, from what is finished."""
-    asked = experiments.read(file)
+def of_file(file: Path, runs: Path | None = None, rounds: int | None = None) -> dict[str, Any]:
+    """Title, tables, figures and runs of an experiment, from what is finished; `rounds` in place of the file's."""
+    asked = experiments.altered(experiments.read(file), rounds=rounds)
     where = runs or Path("runs") / file.stem
     found = experiments.collect(asked, where)
     tables: list[Table] = []
