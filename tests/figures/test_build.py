@@ -81,6 +81,22 @@ def test_rows_are_told_apart_by_what_differs_and_make_a_sweep(tmp_path):
     assert [p[:2] for p in spec["series"][0]["points"]] == [[4, 0.04], [8, 0.08], [16, 0.16]]
 
 
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [
+        ([1, 2, 12], "linear"),
+        ([0.01, 0.1, 1], "log"),
+        ([0, 1e-4, 0.1], "symlog"),
+        ([0, 1, 2], "linear"),
+        ([0], "linear"),
+    ],
+)
+def test_a_sweep_over_powers_of_ten_has_room_for_each(values, scale):
+    spec = build.sweep("lr", "NDCG@10", [("FedMF", [(float(x), (0.1, None)) for x in reversed(values)])])
+    assert [x for x, *_ in spec["series"][0]["points"]] == values
+    assert (spec["x"]["scale"], spec["x"]["ticks"]) == (scale, sorted(set(values)))
+
+
 def test_a_live_run_has_curves_loss_bytes_and_no_groups_yet(tmp_path):
     folder(tmp_path, finished=False, epsilon=1.5)
     assert list(named(inside.of_run(read(tmp_path)[0]))) == ["learning-curves", "loss", "epsilon", "bytes"]

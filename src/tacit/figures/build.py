@@ -177,7 +177,7 @@ def sweeps(rows: Sequence[Row], metric: str) -> list[Spec]:
             except ValueError:
                 continue
     return [
-        sweep(key, metric, [(name, sorted(points)) for name, points in lines.items()])
+        sweep(key, metric, list(lines.items()))
         for (_, key), lines in found.items()
         if any(len(points) > 2 for points in lines.values())
     ]
@@ -188,17 +188,20 @@ def sweep(
 ) -> Spec:
     """A metric by the values of one setting."""
     values = sorted({x for _, points in lines for x, _ in points})
-    wide = len(values) > 2 and values[0] > 0 and values[-1] / values[0] >= 30
+    least = next((x for x in values if x > 0), 1.0)
+    wide = len(values) > 2 and values[0] >= 0 and values[-1] / least >= 30
+    scale = "linear" if not wide else "log" if values[0] > 0 else "symlog"  # 0 has a place beside powers of ten
+    ticks = values if len(values) < 12 else None
     return {
         "kind": "lines",
         "name": f"sweep-{setting}",
         "title": f"Sweep of {setting}",
         "note": note or f"Test {metric} by the value of {setting}.",
-        "x": {"label": setting, "scale": "log" if wide else "linear", "ticks": values if len(values) < 12 else None},
+        "x": {"label": setting, "scale": scale, "constant": least, "ticks": ticks},
         "y": {"label": metric},
         "dots": True,
         "series": [
-            {"name": name, "style": place, "points": [_point(x, y) for x, y in points]}
+            {"name": name, "style": place, "points": [_point(x, y) for x, y in sorted(points, key=lambda p: p[0])]}
             for place, (name, points) in enumerate(lines)
         ],
         "rules": [],

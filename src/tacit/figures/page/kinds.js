@@ -13,7 +13,8 @@ function lines(spec, width) {
       marginLeft: 56,
       marginRight: right + 10,
       x: {
-        type: spec.x.scale === "log" ? "log" : "linear",
+        type: spec.x.scale ?? "linear",
+        constant: spec.x.constant,
         label: spec.x.label,
         labelAnchor: "center",
         labelArrow: "none",
