@@ -224,6 +224,20 @@ def test_results_without_a_name_are_of_all_tables(tacit, tmp_path):
     assert "hetefedrec-table2" in tacit("results", "--out", kept)[1]
 
 
+def test_a_damaged_file_hides_no_other_table(tacit, tmp_path):
+    good = Path(__file__).parents[2] / "docs/results/data/pfedclr-figure7.json"
+    (tmp_path / "pfedclr-figure7.json").write_text(good.read_text())
+    (tmp_path / "pfedclr-table2.json").write_text("{")
+    code, shown, err = tacit("results", "--out", ".", "--markdown")
+    assert (code, "| pfedclr-figure7 | filmtrust | 7 of 7 |" in shown) == (0, True)
+    assert "left out: pfedclr-table2.json is not what tacit results --save keeps" in err
+    assert "7 of 7" not in tacit("results", "pfedclr-figure7", "--out", ".")[1]  # its table, not the overview
+    assert "PFedCLR rank=12" in tacit("results", "pfedclr-figure7", "--out", ".")[1]
+    for place, sentence in (("pfedclr-figure7.json", "is a file, of one table"), ("nope", "is finished in nope")):
+        code, _, err = tacit("results", "--out", place)
+        assert (code, sentence in err) == (2, True)
+
+
 def test_results_on_a_data_set_of_ones_own_are_shown_and_kept(tacit, tmp_path):
     some = ("--data", "demo", "--rounds", "1")
     asked = ("experiment", "pfedclr-table2", *some, "--row", "FedMF", "--protocol", "strict", "--seeds", "0")
@@ -233,6 +247,7 @@ def test_results_on_a_data_set_of_ones_own_are_shown_and_kept(tacit, tmp_path):
     assert "1 in all → kept.json" in err
     assert "FedMF" in shown
     assert tacit("results", "pfedclr-table2", *some, "--out", "kept.json")[1] == shown
+    assert tacit("results", "pfedclr-table2", "--rounds", "1")[1] == shown
 
 
 @pytest.mark.parametrize("threads", ["-1", "100000000000000000000"])

@@ -29,6 +29,7 @@ QUICK = ("--data", "demo", "--rounds", "4", "--threads", "1")
         (["fedmf", "--data", "demoo"], ["unknown data set 'demoo'"]),
         (["fedmf", "--select", "coverage"], ["computed at test time only"]),
         (["fedmf", "--protocol", "everything"], ["withholds nothing to validate on"]),
+        (["fedmf", "--finals", "best"], ["--finals says what --final-seeds runs"]),
     ],
 )
 def test_wrong_words_get_one_sentence(tacit, words, parts, tmp_path):

@@ -10,7 +10,8 @@ import pytest
 from run_folders import folder
 from tacit.errors import UserError
 from tacit.figures import leaderboard, leaderboard_page, records
-from tacit.figures.leaderboard import boards, chance, entries, merged
+from tacit.figures.leaderboard import Line, boards, chance, entries, merged
+from tacit.figures.leaderboard_page import _seeds
 
 
 def hits(path, places):
@@ -65,6 +66,14 @@ def test_a_search_gives_default_and_best_and_a_better_best_takes_its_place(tmp_p
     (line,) = boards(merged(first, read(tmp_path / "one")))["demo"]
     assert line.figure("NDCG@10")[0] == pytest.approx(0.2)
     assert len(line.shown) == 1
+
+
+def test_seeds_of_default_and_best_may_differ():
+    def line(**runs):
+        return Line("m", "", 6, {kind: ({},) * count for kind, count in runs.items()})
+
+    assert [_seeds(line(default=3)), _seeds(line(best=3)), _seeds(line(default=3, best=3))] == ["3"] * 3
+    assert _seeds(line(default=1, best=3)) == "1 / 3"
 
 
 def test_a_default_that_is_the_best_stands_for_both(tmp_path):

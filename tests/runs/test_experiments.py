@@ -323,6 +323,20 @@ def test_an_experiment_is_found_by_its_name(tmp_path, monkeypatch):
         experiments.read(Path("mine.toml"))
 
 
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [("[0.1, 0.1]", "two rows are called 'FedMF lr=0.1'"), ("[]", "sweeps lr over no values")],
+)
+def test_a_sweep_has_each_value_once(tmp_path, values, sentence):
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        'title = "t"\nmetrics = ["HR@10"]\n[[data]]\nname = "demo"\n[[run]]\nlabel = "FedMF"\nmethod = "fedmf"\n'
+        f'sweep = {{ setting = "lr", values = {values} }}\n'
+    )
+    with pytest.raises(UserError, match=sentence):
+        experiments.read(file)
+
+
 def test_other_data_and_rounds_than_the_files():
     asked = experiments.read(Path("pfedclr-table2"))
     plan = experiments.planned(experiments.altered(asked, ["demo"], 2), data=["demo"])

@@ -65,6 +65,29 @@ def test_an_empty_folder_is_taken_and_a_full_one_refused(tmp_path):
     assert (tmp_path / "other" / "letter.txt").read_text() == "dear"
 
 
+@pytest.mark.parametrize(
+    ("left", "taken"),
+    [
+        ([".lock"], True),
+        ([".lock", "run.json.new"], True),
+        ([".lock", "data.npz", "run.json.new"], True),
+        (["run.json.new"], False),  # somebody's
+        (["data.npz"], False),
+        ([".lock", "letter.txt"], False),
+    ],
+)
+def test_what_a_kill_left_before_there_was_a_run_is_no_run(tmp_path, left, taken):
+    for name in left:
+        (tmp_path / name).write_text("{")
+    if taken:
+        assert RunFolder.create(tmp_path, ASKED).run == ASKED
+        assert sorted(p.name for p in tmp_path.iterdir() if p.suffix == ".new") == []
+        return
+    with pytest.raises(UserError, match="is not an empty folder; name another"):
+        RunFolder.create(tmp_path, ASKED)
+    assert {p.name for p in tmp_path.iterdir()} == set(left)
+
+
 def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match=r"cannot write to .*file/run: .*; name another --out"):

@@ -19,8 +19,8 @@ from tacit.runs.assembly import federation_of, method_of
 from tacit.runs.folder import RunFolder
 from tacit.runs.run import resume
 from tacit.runs.search import Budget, opened, search
-from tacit.runs.search_final import RESULT, figures, lost, run_finals
-from tacit.runs.search_report import importance, save
+from tacit.runs.search_final import RESULT, figures, lost, outdated, run_finals
+from tacit.runs.search_report import importance, save, summary
 from tacit.runs.search_space import Dimension, drawn, parse_ranges, points, space_of
 from tacit.runs.search_trials import work
 
@@ -416,6 +416,29 @@ def test_the_best_alone_may_be_run(tmp_path):
     assert set(figures(one)) == {"best"}
     run_finals(one, [0, 1])
     assert {kind: found["seeds"] for kind, found in figures(one).items()} == {"default": 2, "best": 2}
+
+
+def test_a_final_run_that_was_killed_at_its_start_is_begun_again(tmp_path):
+    one = search("fedmf", trials=1, out=tmp_path, **QUICK)[0]
+    for seed in (0, 7):
+        (one.folder / f"final-000-s{seed}").mkdir()
+        for name in (".lock", "run.json.new"):
+            (one.folder / f"final-000-s{seed}" / name).touch()
+    run_finals(one, [0])
+    assert figures(one)["best"]["seeds"] == 1
+
+
+def test_test_figures_of_a_former_best_are_not_those_of_the_best(tmp_path):
+    some = {"out": tmp_path, "ranges": {"init": "0.1:1", "table_lr": "100:9000"}, **QUICK}
+    one = search("fedmf", trials=1, **some)[0]
+    run_finals(one, [0])
+    assert (set(figures(one)), outdated(one)) == ({"default", "best"}, False)
+    one = search("fedmf", trials=3, **some)[0]
+    assert one.best.number > 0
+    assert (set(figures(one)), outdated(one)) == ({"default"}, True)
+    run_finals(one, [0])
+    assert (set(figures(one)), outdated(one)) == ({"default", "best"}, False)
+    assert summary(one)["test"] == figures(one)
 
 
 def test_a_final_run_that_diverges_is_written_down_and_the_others_count(tmp_path):

@@ -100,6 +100,9 @@ def call() -> int:
     except UserError as error:
         err.print(f"tacit: {error}", soft_wrap=True)
         return 2
+    except PermissionError as error:
+        err.print(f"tacit: {error.filename} cannot be read or written: {error.strerror}", soft_wrap=True)
+        return 2
     except BrokenPipeError:
         # the interpreter flushes once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -66,6 +66,8 @@ def search(
     from tacit.runs.search_work import carry_out
 
     final_seeds = o.numbers(final, "--final-seeds") if final else []
+    if finals == "best" and not final_seeds:
+        raise UserError("--finals says what --final-seeds runs; name these too, as in --final-seeds 0,1,2")
     if save:
         report.check_save(save)
     names, of_plug = o.plugged(names, plug)
@@ -129,7 +131,7 @@ def _say(line: str) -> None:
 def _show(one: "Search") -> None:
     from tacit.runs import search_report as report
     from tacit.runs.search_final import figures as of_finals
-    from tacit.runs.search_final import lost
+    from tacit.runs.search_final import lost, outdated
 
     show(report.table(one))
     for trial in one.trials:
@@ -144,6 +146,8 @@ def _show(one: "Search") -> None:
             f"{kind}: test HR@10 {figures['HR@10']:.4f}, NDCG@10 {figures['NDCG@10']:.4f}, "
             f"mean over {figures['seeds']} seed{'s' * (figures['seeds'] != 1)}"
         )
+    if outdated(one):
+        out.print("a later trial is better than the best that was run with test figures; --final-seeds runs it")
     for run, reason in lost(one).items():
         out.print(f"{run} failed: {reason}", soft_wrap=True)
     if command := _command(one):

@@ -74,10 +74,14 @@ def results(
             )
         _overview(folder or Path("runs"), as_markdown)
         return
-    asked = experiments.altered(experiments.read(file), data or [], rounds)
+    asked = experiments.read(file)
     if folder and not folder.exists():
         raise UserError(f"there is no {folder}; name the folder of the experiment's runs, or a file of --save")
-    with archive.opened(folder or _place(file, rounds)) as where:
+    place = folder or _place(file, rounds)
+    if place.is_dir() and (saved := place / f"{_place(file, rounds).name}.json").is_file():
+        place = saved  # a folder of such files
+    with archive.opened(place) as where:
+        asked = experiments.altered(asked, [*(data or []), *experiments.others(asked, where)], rounds)
         if as_markdown:
             print(paper_tables.markdown(asked, experiments.collect(asked, where)))
         else:
@@ -116,7 +120,12 @@ def _overview(folder: Path, as_markdown: bool) -> None:
     from tacit.errors import UserError
     from tacit.runs import papers_state, study_report
 
-    if not (found := papers_state.states(folder)):
+    if folder.is_file():
+        raise UserError(f"{folder} is a file, of one table; name that too, as in tacit results NAME --out {folder}")
+    found, damaged = papers_state.states(folder)
+    for sentence in damaged:
+        err.print(f"tacit: left out: {sentence}", soft_wrap=True)
+    if not found:
         raise UserError(f"nothing of a published table is finished in {folder}; tacit experiment NAME runs one")
     if as_markdown:
         print(papers_state.markdown(found))

@@ -126,10 +126,16 @@ def table(lines: Sequence[Line]) -> list[str]:
             _short(line.figure("cpu_seconds"), 1),
             budget(line.epsilon),
             str(line.trials or "–"),
-            str(len(line.shown)),
+            _seeds(line),
         ]
         out.append(f"| {' | '.join(cells)} |")
     return out
+
+
+def _seeds(line: Line) -> str:
+    """Of what a line is ranked by; of its default beside them, where these are others."""
+    shown, default = len(line.shown), len(line.runs.get("default", ()))
+    return str(shown) if default in (0, shown) else f"{default} / {shown}"
 
 
 def _cut(label: str) -> str:

@@ -72,7 +72,9 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
             sound = all(isinstance(value, kind) for value, kind in (*kinds, (parts["rounds"], list)))
             if not sound or Path(name).name != name or name in ("", ".."):  # no assert: -O would leave it out
                 raise ValueError(name)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{file} is not what tacit results --save keeps; name another file, or a folder") from None
     return dict(kept)
 

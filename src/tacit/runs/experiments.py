@@ -117,8 +117,27 @@ def read(path: Path) -> Experiment:
             number = isinstance(value, int | float) and math.isfinite(value) and value >= 0
             if figure != "source" and not number:
                 raise UserError(f"{path}: '{line.label}': published {figure} = {value!r} is not a number from 0 on")
+        if line.sweep is not None and not line.sweep.values:
+            raise UserError(f"{path}: '{line.label}' sweeps {line.sweep.setting} over no values; name some")
+    labels = [label for label, *_ in rows(made)]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise UserError(f"{path}: two rows are called '{label}'; give each a label, or a value, of its own")
     planned(made)
     return made
+
+
+def others(experiment: Experiment, out: Path) -> list[str]:
+    """Data sets of the runs below `out` that an experiment does not list."""
+    found = set()
+    for place in out.glob("*/run.json"):
+        try:
+            name = RunFolder.open(place.parent).run["config"]["data"]
+        except (UserError, KeyError, TypeError):  # damaged
+            continue
+        if isinstance(name, str):
+            found.add(name)
+    return sorted(found - {place.name for place in experiment.data})
 
 
 def altered(experiment: Experiment, data: Iterable[str] = (), rounds: int | None = None) -> Experiment:

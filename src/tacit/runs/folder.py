@@ -45,6 +45,7 @@ from tacit.runs.files import (
 )
 
 LOCK, HITS = ".lock", "users.npz"
+BEGUN = {LOCK, kept.FILE, f"{kept.FILE}.new", "run.json.new"}  # all that a run killed while it was made can leave
 
 
 class RunFolder:
@@ -73,12 +74,17 @@ class RunFolder:
         return folder
 
     def _refuse_full(self) -> None:
-        if self.path.exists() and (not self.path.is_dir() or any(p.name != LOCK for p in self.path.iterdir())):
+        if self.path.exists() and not (self.path.is_dir() and self._empty()):
             there = (self.path / "run.json").exists()
             done = there and self.summary is not None
             hint = f"tacit resume {self.path} continues it" if there else "name another"
             hint = "its run is finished; name another, or delete it" if done else hint
             raise UserError(f"{self.path} is not an empty folder; {hint}")
+
+    def _empty(self) -> bool:
+        """Whether nothing is in it, or only what a killed process left before there was a run."""
+        names = {p.name for p in self.path.iterdir()}
+        return not names or (LOCK in names and names <= BEGUN)
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tacit.errors import UserError
 from tacit.runs import archive, experiments
 from tacit.runs.experiments import Experiment, Found
 from tacit.runs.paper_tables import verdicts
@@ -36,19 +37,23 @@ class State:
         return [self.name, self.data, done, of_strict, str(few) if few == many else f"{few}–{many}", *counts]
 
 
-def states(where: Path) -> list[State]:
+def states(where: Path) -> tuple[list[State], list[str]]:
     """Of every experiment that comes with tacit and has something finished in `where`, a folder or a kept file each.
 
-    With other rounds than the file's it has a place of its own, NAME-rounds-N, and a line of its own.
+    With other rounds than the file's it has a place of its own, NAME-rounds-N, and a line of its own. Beside these,
+    a sentence about every place that cannot be read.
     """
-    found = []
+    found, damaged = [], []
     for name in names():
         for rounds, place in _places(where, name):
             asked = experiments.altered(experiments.read(Path(name)), rounds=rounds)
-            with archive.opened(place) as runs:
-                label = name if rounds is None else f"{name}, {rounds} rounds"
-                found += _of(label, asked, experiments.collect(asked, runs))
-    return found
+            label = name if rounds is None else f"{name}, {rounds} rounds"
+            try:
+                with archive.opened(place) as runs:
+                    found += _of(label, asked, experiments.collect(asked, runs))
+            except UserError as error:
+                damaged.append(str(error))
+    return found, damaged
 
 
 def _places(where: Path, name: str) -> Iterator[tuple[int | None, Path]]:

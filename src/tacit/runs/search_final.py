@@ -39,14 +39,23 @@ def run_finals(one: Search, seeds: Iterable[int], begin: Begin | None = None, wh
 
 def figures(one: Search) -> dict[str, dict[str, float]]:
     """Test figures of `default` and `best`, means over the seeds that were run."""
-    rows = _result(one).get("rows", {})
+    now = finals(one)
     out = {}
-    for kind, number in rows.items():
-        runs = [RunFolder.open(path).summary for path in sorted(one.folder.glob(f"final-{number:03d}-s*"))]
+    for kind, number in _result(one).get("rows", {}).items():
+        if kind not in now or now[kind].number != number:  # a later trial is better: these were another's
+            continue
+        places = sorted(one.folder.glob(f"final-{number:03d}-s*/run.json"))
+        runs = [RunFolder.open(place.parent).summary for place in places]
         tests = [run["test"] for run in runs if run]
         if tests:
             out[kind] = {"seeds": len(tests)} | {n: mean(test[n] for test in tests) for n in ("HR@10", "NDCG@10")}
     return out
+
+
+def outdated(one: Search) -> bool:
+    """Whether a trial has become the best since the final runs."""
+    before, now = _result(one).get("rows", {}).get("best"), one.best
+    return before is not None and now is not None and now.number != before
 
 
 def lost(one: Search) -> dict[str, str]:

@@ -14,6 +14,7 @@ from tacit.errors import UserError
 from tacit.methods import find
 from tacit.runs.files import write_text
 from tacit.runs.search import Search, Trial
+from tacit.runs.search_final import figures
 from tacit.runs.search_space import START, Dimension
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def summary(one: Search) -> dict[str, Any]:
         "folder": str(one.folder),
         "best": dataclasses.asdict(one.best) if one.best else None,
         "importance": importance(one),
+        "test": figures(one),
         "trials": [dataclasses.asdict(trial) for trial in one.trials],
     }
 
