@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tacit.runs import report, skew_study
+from tacit.runs import skew_study, study_report
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_the_table_has_the_rounds_a_person_reads(found):
     groups, _ = found
     assert skew_study.every(100) == [1, 11, 21, 31, 41, 50, 60, 70, 80, 90, 100]
     console = Console(width=100, file=io.StringIO())
-    console.print(report.skew(groups))
+    console.print(study_report.skew(groups))
     lines = [line.split() for line in console.file.getvalue().splitlines()]
     (heading,) = (i for i, line in enumerate(lines) if line[:2] == ["round", "trained"])
     rows = [line for line in lines[heading + 1 :] if line and "─" not in line[0]]
@@ -68,6 +68,6 @@ def test_the_table_has_the_rounds_a_person_reads(found):
 
 def test_what_came_of_the_lemma_is_said_of_every_group_that_averages(found):
     groups, _ = found
-    said = report.lemma(groups)
+    said = study_report.lemma(groups)
     assert [line.split(", ")[1] for line in said] == ["with averaging", "CF", "PFedCLR"]
     assert f"{groups[0].sums[-1].added:.3g}" in said[0]
