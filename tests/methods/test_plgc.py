@@ -11,6 +11,7 @@ from tacit.core.local import local_round
 from tacit.core.method import Moment
 from tacit.core.objective import gradient_of
 from tacit.core.store import ClientStore
+from tacit.data.cohort import Batch
 from tacit.errors import UserError
 from tacit.methods import find
 from tacit.methods.fedmf import FedMF
@@ -254,6 +255,26 @@ def test_gradients_by_hand_are_those_of_autograd(backbone, regulariser, mixing):
                 assert name not in found
             else:
                 torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("regulariser", ["au", "duorec"])
+def test_pairs_are_those_of_a_batch_and_not_of_a_clients_rows(regulariser):
+    local, frozen, count, *_ = views(clients=2, rows=400)
+    count[:, 5:] = 0
+    count[0, 300], count[1, [100, 200]] = 2, 1
+    method = plugged(plgc_regulariser=regulariser, plgc_mixing=False)
+    p = {"items": local.requires_grad_(), "plgc_global": frozen}
+    batch = Batch(size=count.sum(1), active=torch.ones(2), runs=[slice(0, 2)], count=count[:, None])
+    sizes = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
+        found = method.regulariser(p, batch)
+    assert max(sizes) <= local.numel()
+    plain = alignment_uniformity(local, frozen, count > 0)
+    if regulariser == "duorec":
+        plain = contrast(local, frozen, count > 0, method.plgc_temperature)
+    torch.testing.assert_close(found, plain)
+    one, other = (torch.autograd.grad(x.sum(), local)[0] for x in (found, plain))
+    torch.testing.assert_close(one, other)
 
 
 def test_the_regulariser_weighs_beta_on_average():

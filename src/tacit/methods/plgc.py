@@ -17,6 +17,7 @@ from tacit.core.method import Method, spread
 from tacit.core.objective import Loss, Value, by_autograd, gradient_of
 from tacit.core.payload import Each, Field, Payload, Rows, State, rows_of
 from tacit.core.plug import Plug
+from tacit.core.scorers import take
 from tacit.core.settings import Count, Decay, Positive, Rate, Search, Starts, Weight
 from tacit.core.trained import Phase, Trained
 from tacit.data.cohort import Batch, Cohort, Federation
@@ -27,6 +28,7 @@ from tacit.methods.regularisers import (
     contrast,
     counted,
     decorrelation,
+    distinct,
     err,
     err_step,
     squares,
@@ -196,17 +198,17 @@ class PLGC(Plug, Personal):
         """eRR or what stands in its place (Table III), over the rows of a batch, (C,)."""
         local, frozen = self._views(p)
         count = counted(batch, local.shape[1])
-        match self.plgc_regulariser:
-            case "err":
-                return err(local, frozen, count, p[NETWORK[0]] @ p[NETWORK[1]], self.plgc_gamma)
-            case "au":
-                return alignment_uniformity(local, frozen, count > 0)
-            case "duorec":
-                return contrast(local, frozen, count > 0, self.plgc_temperature)
-            case "feddecorr":
-                return decorrelation(local, count)
-            case "none":
-                return torch.zeros(len(local))
+        if self.plgc_regulariser == "err":
+            return err(local, frozen, count, p[NETWORK[0]] @ p[NETWORK[1]], self.plgc_gamma)
+        if self.plgc_regulariser == "feddecorr":
+            return decorrelation(local, count)
+        if self.plgc_regulariser == "none":
+            return torch.zeros(len(local))
+        rows, inside = distinct(count)  # all pairs of a batch's rows, and not of a client's
+        local, frozen = take(local, rows), take(frozen, rows)
+        if self.plgc_regulariser == "au":
+            return alignment_uniformity(local, frozen, inside)
+        return contrast(local, frozen, inside, self.plgc_temperature)
 
     def _views(self, p: State) -> tuple[Tensor, Tensor]:
         """C, and G as what does not move."""

@@ -31,6 +31,14 @@ def counted(batch: Batch, rows: int) -> Tensor:
     return count
 
 
+def distinct(count: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows that are in a batch, as many places for every client as the fullest has, and which of them are."""
+    there = count > 0
+    most = max(int(there.sum(1).max()), 1)
+    rows = torch.argsort(~there, dim=1, stable=True)[:, :most]
+    return rows, there.gather(1, rows)
+
+
 def err(local: Tensor, frozen: Tensor, count: Tensor, network: Tensor, gamma: float) -> Tensor:
     """Redundancy of dimensions between two views of a batch's rows (Eq. 18–19), (C,).
 
