@@ -108,6 +108,8 @@ def test_a_part_of_it_can_be_asked_for(file):
         ("seeds = [0, 1]", "seeds = [0, 1", "is not TOML"),
         ("note =", "remark =", "'remark' is invalid"),
         ("rounds = 2", "rounds = 0", "rounds=0 is invalid"),
+        ('name = "demo"', 'name = "demo"\nunder.stric = { patience = 4 }', "'data.0.under.stric.*' is invalid"),
+        ('name = "demo"', 'name = "demo"\nunder.strict = { patients = 4 }', "unknown option 'patients'"),
         ('"HR@10" = 0.75', '"HR@10" = "high"', "'FedMF': published HR@10 = 'high' is not a number"),
         ('"HR@10" = 0.75', '"HR@10" = nan', "published HR@10 = nan is not a number"),
         ('"HR@10" = 0.75', '"HR@10" = -0.75', "published HR@10 = -0.75 is not a number from 0 on"),
@@ -335,6 +337,19 @@ def test_a_sweep_has_each_value_once(tmp_path, values, sentence):
     )
     with pytest.raises(UserError, match=sentence):
         experiments.read(file)
+
+
+def test_options_of_one_protocol_stand_between_those_of_the_data_and_those_of_a_row(file):
+    told = 'name = "demo"\noptions = { patience = 1, evaluate_every = 2 }\nunder.strict = { patience = 4, rounds = 3 }'
+    other = _changed(file, 'name = "demo"', told)
+    other.write_text(other.read_text().replace('label = "popular"', 'label = "popular"\noptions = { patience = 9 }'))
+    plan = experiments.planned(made := experiments.read(other), seeds=[0])
+    asked = {(p.label, p.asked.protocol): (p.asked.patience, p.asked.evaluate_every, p.asked.rounds) for p in plan}
+    assert asked["FedMF", "paper"] == (1, 2, 2)
+    assert asked["FedMF", "strict"] == (4, 2, 3)
+    assert asked["popular", "strict"] == (9, 2, 3)
+    plan = experiments.planned(experiments.altered(made, rounds=5), seeds=[0])
+    assert {p.asked.rounds for p in plan} == {5}
 
 
 def test_other_data_and_rounds_than_the_files():

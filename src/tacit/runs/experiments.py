@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -37,6 +37,7 @@ class DataSet(_Part):
     name: str
     min_interactions: int = 0
     options: dict[str, Any] = Field(default_factory=dict)  # of every run on it
+    under: dict[Protocol, dict[str, Any]] = Field(default_factory=dict)  # options of those under one protocol
     settings: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -147,6 +148,10 @@ def altered(experiment: Experiment, data: Iterable[str] = (), rounds: int | None
     change: dict[str, Any] = {"data": places}
     if rounds is not None:
         change |= {"options": experiment.options | {"rounds": rounds}, "settings": _without(experiment.settings)}
+        places = [
+            place.model_copy(update={"under": {p: _without(told) for p, told in place.under.items()}})
+            for place in places
+        ]
         for name, parts in (("data", places), ("run", experiment.run)):
             change[name] = [
                 part.model_copy(update={"options": _without(part.options), "settings": _without(part.settings)})
@@ -197,10 +202,14 @@ def planned(
             common = {k: v for k, v in (experiment.settings | place.settings).items() if k in fields}
             chosen = common | settings | line.on.get(place.name, {})
             build(cls, chosen)
-            for protocol in ways or experiment.protocols:
+            for protocol in cast(list[Protocol], ways) or experiment.protocols:
                 for seed in numbers or experiment.seeds:
                     asked = config(
-                        **{"metrics": outside} | experiment.options | place.options | line.options,
+                        **{"metrics": outside}
+                        | experiment.options
+                        | place.options
+                        | place.under.get(protocol, {})
+                        | line.options,
                         method=line.method,
                         data=place.name,
                         min_interactions=place.min_interactions,
