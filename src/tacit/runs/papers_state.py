@@ -45,7 +45,7 @@ def states(where: Path) -> tuple[list[State], list[str]]:
     """
     found, damaged = [], []
     for name in names():
-        for rounds, place in _places(where, name):
+        for rounds, place in places(where, name):
             asked = experiments.altered(experiments.read(Path(name)), rounds=rounds)
             label = name if rounds is None else f"{name}, {rounds} rounds"
             try:
@@ -56,7 +56,7 @@ def states(where: Path) -> tuple[list[State], list[str]]:
     return found, damaged
 
 
-def _places(where: Path, name: str) -> Iterator[tuple[int | None, Path]]:
+def places(where: Path, name: str) -> Iterator[tuple[int | None, Path]]:
     """(rounds, place) of an experiment's runs, the file's own rounds first; a kept file before a folder."""
     there: dict[int | None, Path] = {}
     for place in sorted(where.glob(f"{name}*"), key=lambda path: path.suffix != ".json"):

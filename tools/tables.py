@@ -1,0 +1,80 @@
+"""Every published table that was run, in full, a page a paper; and how far each has been run, for the page of results.
+
+python tools/tables.py
+
+reads the runs that are kept in docs/results/data and writes docs/results/tables and the list of docs/results/index.md.
+What the figures mean is said by hand, on the paper's own page.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tacit.runs import archive, experiments, paper_tables, papers_state
+from tacit.runs.published import names
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "docs/results/data"
+PAGES = ROOT / "docs/results/tables"
+INDEX = ROOT / "docs/results/index.md"
+PICTURES = ROOT / "docs/images/papers"
+PAPERS = {"cgfedrec": "CGFedRec", "fedcia": "FedCIA", "hetefedrec": "HeteFedRec", "pfedclr": "PFedCLR", "plgc": "PLGC"}
+LIST = re.compile(r"^\| table \| data \|.*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def pages(kept: Path = KEPT) -> dict[Path, str]:
+    """What every page says."""
+    found, damaged = papers_state.states(kept)
+    if damaged:
+        raise SystemExit("\n".join(damaged))
+    index = INDEX.read_text(encoding="utf-8")
+    written = {PAGES / f"{stem}.md": _page(stem, paper, kept) for stem, paper in PAPERS.items()}
+    return written | {INDEX: LIST.sub(lambda _: papers_state.markdown(found), index)}
+
+
+def _page(stem: str, paper: str, kept: Path) -> str:
+    head = f"""# {paper}: every table that was run
+
+Written by `python tools/tables.py` from the runs in `docs/results/data`; what they mean, and what was run before runs
+were kept, is on the [page of {paper}](../{stem}.md). *Reproduced* is within a tenth of what is printed, under the
+paper's own protocol; *above* and *below* are beyond that; a dash is a run that is not there. CPU seconds are those of a
+round, on machines that differ from run to run.
+"""
+    sections = [text for name in names() if name.startswith(f"{stem}-") for text in _sections(name, kept)]
+    return "\n".join([head, *sections])
+
+
+def _sections(name: str, kept: Path) -> Iterator[str]:
+    for rounds, place in papers_state.places(kept, name):
+        with archive.opened(place) as runs:
+            asked = experiments.altered(experiments.read(Path(name)), rounds=rounds)
+            found = experiments.collect(asked, runs)
+        begun = [data for data in asked.data if paper_tables.begun(data.name, found)]
+        missing = [data.name for data in asked.data if data not in begun]
+        if not begun:
+            continue
+        change = {"data": begun, "note": asked.note.strip()}
+        if rounds is not None:
+            change["title"] = f"{asked.title}; {rounds} rounds"
+        text = paper_tables.markdown(asked.model_copy(update=change), found).strip()
+        text = re.sub(r"^#", "##", text, flags=re.MULTILINE)
+        extra = "" if rounds is None else f" --rounds {rounds}"
+        text += f"\n\nFrom `tacit experiment {name}{extra}`."
+        if missing:
+            text += f" In the file and not run: {', '.join(missing)}."
+        for picture in _pictures(name, rounds):
+            text += f"\n\n![{picture.stem}](../../images/papers/{picture.name})"
+        yield text + "\n"
+
+
+def _pictures(name: str, rounds: int | None) -> list[Path]:
+    """Those that tools/pictures.py has drawn of an experiment with its own rounds."""
+    kinds = ("published", "learning-curves", "sweep")
+    return [] if rounds else sorted(path for kind in kinds for path in PICTURES.glob(f"{name}-{kind}-*.svg"))
+
+
+if __name__ == "__main__":
+    PAGES.mkdir(exist_ok=True)
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+        print(path.relative_to(ROOT))
