@@ -75,6 +75,8 @@ def assert_one_sentence(result, *parts):
         (["run", "--clients", "500"], ["clients=500", "300 users of demo"]),
         (["run", "--min-interactions", "5000"], ["5,000 interactions", "the most is"]),
         (["compare", "fedmf", "--seeds", "0,x"], ["--seeds 0,x", "0,1,2"]),
+        (["compare", "fedmf", "--seeds", "0,-1"], ["--seeds 0,-1", "0 or more"]),
+        (["run", "--seed", "-1"], ["seed=-1", "at least 0"]),
         (["compare", "fedmf", "--seeds", ""], ["--seeds", "0,1,2"]),
         (["compare", "fedmf", "eese"], ["unknown method 'eese'", "did you mean 'ease'?"]),
         (["compare", "popularity", "fedncf", "--set", "layers=x", "--out", "kept"], ["layers=x", "fedncf"]),

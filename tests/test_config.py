@@ -20,6 +20,7 @@ def test_the_defaults_are_the_honest_protocol():
     [
         ({"protocol": "strikt"}, r"protocol='strikt' is invalid: .*'strict', 'paper', 'symmetric'"),
         ({"rounds": 0}, r"rounds=0 is invalid: it must be at least 1"),
+        ({"seed": -1}, r"seed=-1 is invalid: it must be at least 0"),
         ({"seed": "x"}, r"seed='x' is invalid: .*whole number"),
         ({"clients": -1}, r"clients=-1 is invalid"),
         ({"chunk": 0}, r"chunk=0 is invalid"),

@@ -60,7 +60,7 @@ class RunConfig(BaseModel):
     method: str
     data: str = "ml-100k"
     protocol: Protocol = "strict"
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     settings: dict[str, Any] = Field(default_factory=dict)  # of the method, --set
     rounds: Annotated[int, Field(ge=1)] | None = None  # the method's own where None
     clients: Annotated[int, Field(ge=0)] = 0  # clients of many users; 0: one client per user

@@ -102,6 +102,8 @@ def numbers(seeds: str, option: str = "--seeds") -> list[int]:
         found = [int(part) for part in seeds.split(",")]
     except ValueError:
         raise UserError(f"{option} {seeds} is not a list of whole numbers; write it as in 0,1,2") from None
+    if min(found) < 0:
+        raise UserError(f"{option} {seeds}: a seed is 0 or more")
     if len(set(found)) < len(found):
         raise UserError(f"{option} {seeds} names a seed twice, and the same seed gives the same run; name each once")
     return found
