@@ -45,7 +45,8 @@ round, on machines that differ from run to run.
 
 
 def _sections(name: str, kept: Path) -> Iterator[str]:
-    for rounds, place in papers_state.places(kept, name):
+    places = list(papers_state.places(kept, name))
+    for rounds, place in places:
         with archive.opened(place) as runs:
             asked = experiments.altered(experiments.read(Path(name)), rounds=rounds)
             found = experiments.collect(asked, runs)
@@ -62,15 +63,15 @@ def _sections(name: str, kept: Path) -> Iterator[str]:
         text += f"\n\nFrom `tacit experiment {name}{extra}`."
         if missing:
             text += f" In the file and not run: {', '.join(missing)}."
-        for picture in _pictures(name, rounds):
+        for picture in _pictures(name) if rounds == places[0][0] else []:
             text += f"\n\n![{picture.stem}](../../images/papers/{picture.name})"
         yield text + "\n"
 
 
-def _pictures(name: str, rounds: int | None) -> list[Path]:
-    """Those that tools/pictures.py has drawn of an experiment with its own rounds."""
+def _pictures(name: str) -> list[Path]:
+    """Those that tools/pictures.py has drawn of an experiment: with its own rounds, if it was run with them."""
     kinds = ("published", "learning-curves", "sweep")
-    return [] if rounds else sorted(path for kind in kinds for path in PICTURES.glob(f"{name}-{kind}-*.svg"))
+    return sorted(path for kind in kinds for path in PICTURES.glob(f"{name}-{kind}-*.svg"))
 
 
 if __name__ == "__main__":
