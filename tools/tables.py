@@ -19,7 +19,7 @@ PAGES = ROOT / "docs/results/tables"
 INDEX = ROOT / "docs/results/index.md"
 PICTURES = ROOT / "docs/images/papers"
 PAPERS = {"cgfedrec": "CGFedRec", "fedcia": "FedCIA", "hetefedrec": "HeteFedRec", "pfedclr": "PFedCLR", "plgc": "PLGC"}
-LIST = re.compile(r"^\| table \| data \|.*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
+LIST = re.compile(r"^\| table \| data \|.*?(?=\n\n|\n?\Z)", re.MULTILINE | re.DOTALL)
 
 
 def pages(kept: Path = KEPT) -> dict[Path, str]:

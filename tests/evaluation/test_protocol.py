@@ -156,8 +156,8 @@ def test_popularity_is_worth_little_where_the_last_rows_of_a_file_are_withheld()
     count = torch.from_numpy(np.bincount(union(made.train, made.valid).values, minlength=made.n_items)).float()
     users = torch.arange(made.n_users).split(512)
     found = Evaluator(made)(((u, count.expand(len(u), -1)) for u in users), "test").main
-    assert found["Recall@20"] == pytest.approx(0.0175, abs=1e-4)
-    assert found["NDCG@20"] == pytest.approx(0.0284, abs=1e-4)
+    assert found["Recall@20"] == pytest.approx(0.0175, abs=5e-5)
+    assert 0.0283 < found["NDCG@20"] < 0.02845  # by which of two equally popular items comes first
 
 
 def test_a_score_that_is_not_a_number_is_an_error():

@@ -9,6 +9,7 @@ from run_folders import summary_of
 from tacit.data.sources import load
 from tacit.errors import UserError
 from tacit.runs import experiments, paper_tables
+from tacit.runs.assembly import method_of
 from tacit.runs.cells import Cell
 from tacit.runs.published import OWN, located, names
 
@@ -309,6 +310,40 @@ def test_every_file_of_the_project_can_be_read():
     assert files
     for path in files:
         assert experiments.planned(experiments.read(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "row", "settings", "options"),
+    [
+        ("fedcia-table1", "ml-1m", "GF-CF alone", {"directions": 128, "beta": 25.0}, {"select": "F1@10"}),
+        ("fedcia-table1", "amazon-beauty", "FedCIA GF-CF", {"ideal": 1.0, "beta": 40.0}, {"patience": 10}),
+        ("fedcia-table1", "ml-100k", "FedCIA LightGCN", {"layers": 5}, {"clients": 100}),
+        ("fedcia-public", "ml-100k", "MF alone", {"dim": 512, "lr": 0.1, "epochs": 1}, {"select": "F1@10"}),
+        ("pfedclr-table1", "filmtrust", "FedMF", {"optimizer": "adam", "epochs": 10, "aggregated": 0.6}, {}),
+        ("pfedclr-table1", "filmtrust", "GPFedRec", {}, {"rounds": 100}),
+        ("pfedclr-table8", "ml-100k", "GPFedRec", {}, {"ldp": None}),
+        ("pfedclr-table8", "ml-100k", "PFedCLR", {"fraction": 1.0, "aggregated": 0.6}, {}),
+        ("plgc-printed", "ml-100k", "FedMF + PLGC", {"dim": 32, "batch": 2048, "epochs": 10, "plgc_every": 1}, {}),
+        ("cgfedrec-table2", "ml-100k", "CGFedRec", {"traverse": False}, {"rounds": 100, "patience": 0}),
+    ],
+)
+def test_files_have_the_settings_that_papers_and_public_code_name(name, data, row, settings, options):
+    for one in experiments.planned(experiments.read(Path(name)), [row], [data], seeds=[0]):
+        made = method_of(one.asked)
+        assert {key: getattr(made, key) for key in settings} == settings
+        assert {key: getattr(one.asked, key) for key in options} == options
+
+
+def test_hetefedrecs_tables_share_rule_and_split():
+    files = [experiments.read(Path(f"hetefedrec-{part}")) for part in ("table2", "tables4-5", "table6", "table7")]
+    first, *others = [(one.protocols, one.options, one.settings) for one in files]
+    assert first[0] == ["fileorder"]
+    assert first[2]["server"] == "sgd"
+    assert all(one == first for one in others)
+    swept = experiments.read(Path("hetefedrec-figure8"))
+    alpha = first[2].pop("decorrelation")
+    assert (swept.protocols, swept.options, swept.settings) == first
+    assert alpha in swept.run[0].sweep.values
 
 
 def test_an_experiment_is_found_by_its_name(tmp_path, monkeypatch):
