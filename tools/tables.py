@@ -40,8 +40,14 @@ were kept, is on the [page of {paper}](../{stem}.md). *Reproduced* is within a t
 paper's own protocol; *above* and *below* are beyond that; a dash is a run that is not there. CPU seconds are those of a
 round, on machines that differ from run to run.
 """
-    sections = [text for name in names() if name.startswith(f"{stem}-") for text in _sections(name, kept)]
+    own = sorted((name for name in names() if name.startswith(f"{stem}-")), key=_order)
+    sections = [text for name in own for text in _sections(name, kept)]
     return "\n".join([head, *sections])
+
+
+def _order(name: str) -> tuple[bool, list[str]]:
+    """Tables before figures, 9 before 13."""
+    return "figure" in name, [part.zfill(3) for part in re.split(r"(\d+)", name)]
 
 
 def _sections(name: str, kept: Path) -> Iterator[str]:
