@@ -27,6 +27,15 @@ def kept(tmp_path):
     return tmp_path
 
 
+def rounded(value):
+    """Figures as a file keeps them."""
+    if isinstance(value, dict):
+        return {key: rounded(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(part) for part in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
 def test_tables_and_figures_are_those_of_the_folder(kept):
     asked = experiments.read(kept / "small.toml")
     there = experiments.collect(asked, kept / "runs")
@@ -34,9 +43,26 @@ def test_tables_and_figures_are_those_of_the_folder(kept):
         again = experiments.collect(asked, folder)
         assert paper_tables.markdown(asked, again) == paper_tables.markdown(asked, there)
         drawn = papers.of_file(kept / "small.toml", folder)["figures"]
-    assert drawn == papers.of_file(kept / "small.toml", kept / "runs")["figures"]
     assert drawn
+    assert rounded(drawn) == rounded(papers.of_file(kept / "small.toml", kept / "runs")["figures"])
     assert not folder.exists()
+
+
+def test_a_round_keeps_the_metric_that_chooses_and_figures_are_short(kept):
+    run = json.loads((kept / "kept.json").read_text())["fedmf-demo-strict-s0"]
+    assert [list(line["valid"]) for line in run["rounds"]] == [["NDCG@10"], ["NDCG@10"]]
+    figures = [line["valid"]["NDCG@10"] for line in run["rounds"]] + list(run["summary"]["test"].values())
+    assert all(figure == float(f"{figure:.6g}") for figure in figures)
+    assert run["summary"]["seed"] == 0
+
+
+@pytest.mark.parametrize("line", [1, {"round": "x", "valid": {"NDCG@10": 0.1}}, {"round": 1, "valid": 2}, {}])
+def test_an_odd_round_of_a_kept_file_is_left_out_when_more_is_kept(kept, line):
+    runs = json.loads((kept / "kept.json").read_text())
+    runs["elsewhere-demo-strict-s0"] = runs["fedmf-demo-strict-s0"] | {"rounds": [line]}
+    (kept / "kept.json").write_text(json.dumps(runs))
+    assert archive.pack(kept / "runs", kept / "kept.json") == 3
+    assert json.loads((kept / "kept.json").read_text())["elsewhere-demo-strict-s0"]["rounds"] == []
 
 
 def test_what_is_kept_of_other_runs_stays(kept):

@@ -12,9 +12,11 @@ from tacit.errors import UserError
 from tacit.runs.files import to_json, write_text
 from tacit.runs.folder import RunFolder
 
+DIGITS = 6  # of a figure: more than any page prints
+
 
 def pack(runs: Path, file: Path) -> int:
-    """Keep of every finished run below a folder what was asked, what came out and the rounds that were validated.
+    """Keep of every finished run below a folder what was asked, what came out and its learning curve.
 
     What the file has of other runs stays in it; a run of the same name with other options is refused. Gives how many
     it has now.
@@ -27,12 +29,11 @@ def pack(runs: Path, file: Path) -> int:
         folder = RunFolder.open(path)
         if path.name in kept and not _alike(kept[path.name]["run"], folder.run):
             raise UserError(f"{file} has a run {path.name} with other options; name another file, or remove it")
-        rounds = [line for line in _lines(path / "rounds.jsonl") if line.get("valid")]
         summary = (folder.summary or {}) | {"folder": path.name}
-        kept[path.name] = {"run": folder.run, "summary": summary, "rounds": rounds}
+        kept[path.name] = {"run": folder.run, "summary": summary, "rounds": list(_lines(path / "rounds.jsonl"))}
     if not kept:
         raise UserError(f"nothing to keep: no run below {runs} is finished")
-    each = ",\n".join(f"{to_json(name)}: {to_json(run)}" for name, run in sorted(kept.items()))
+    each = ",\n".join(f"{to_json(name)}: {to_json(_slim(run))}" for name, run in sorted(kept.items()))
     write_text(file, "{\n" + each + "\n}\n")  # one line per run, so that a change can be read
     return len(kept)
 
@@ -77,6 +78,25 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{file} is not what tacit results --save keeps; name another file, or a folder") from None
     return dict(kept)
+
+
+def _slim(parts: dict[str, Any]) -> dict[str, Any]:
+    """A run with the validated metric that chooses its round alone, by round: that is its curve."""
+    select = parts["run"]["config"].get("select")
+    rounds = []
+    for line in parts["rounds"]:
+        match line:
+            case {"round": int(number), "valid": {**valid}} if select in valid:
+                rounds.append({"round": number, "valid": {select: _short(valid[select])}})
+    return {"run": parts["run"], "summary": _short(parts["summary"]), "rounds": rounds}
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _short(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_short(part) for part in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
