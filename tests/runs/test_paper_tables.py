@@ -89,7 +89,7 @@ def test_other_rounds_have_a_line_of_their_own(tmp_path):
         (tmp_path / name).touch()
     for name in ("t-rounds-30", "t-rounds-7", "t-rounds-x"):
         (tmp_path / name).mkdir()
-    found = [(rounds, place.name) for rounds, place in papers_state._places(tmp_path, "t")]
+    found = [(rounds, place.name) for rounds, place in papers_state.places(tmp_path, "t")]
     assert found == [
         (None, "t.json"), (5, "t-rounds-5.json"), (7, "t-rounds-7"), (30, "t-rounds-30.json")
     ]  # fmt: skip
