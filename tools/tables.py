@@ -28,17 +28,24 @@ def pages(kept: Path = KEPT) -> dict[Path, str]:
     if damaged:
         raise SystemExit("\n".join(damaged))
     index = INDEX.read_text(encoding="utf-8")
-    written = {PAGES / f"{stem}.md": _page(stem, paper, kept) for stem, paper in PAPERS.items()}
+    written = {PAGES / f"{stem}.md": _page(stem, paper, kept, _of(stem, found)) for stem, paper in PAPERS.items()}
     return written | {INDEX: LIST.sub(lambda _: papers_state.markdown(found), index)}
 
 
-def _page(stem: str, paper: str, kept: Path) -> str:
+def _of(stem: str, found: list[papers_state.State]) -> list[papers_state.State]:
+    """The lines of a paper's own tables, tables before figures."""
+    return sorted((state for state in found if state.name.startswith(f"{stem}-")), key=lambda state: _order(state.name))
+
+
+def _page(stem: str, paper: str, kept: Path, found: list[papers_state.State]) -> str:
     head = f"""# {paper}: every table that was run
 
 Written by `python tools/tables.py` from the runs in `docs/results/data`; what they mean, and what was run before runs
 were kept, is on the [page of {paper}](../{stem}.md). *Reproduced* is within a tenth of what is printed, under the
 paper's own protocol; *above* and *below* are beyond that; a dash is a run that is not there. CPU seconds are those of a
 round, on machines that differ from run to run.
+
+{papers_state.markdown(found)}
 """
     own = sorted((name for name in names() if name.startswith(f"{stem}-")), key=_order)
     sections = [text for name in own for text in _sections(name, kept)]
