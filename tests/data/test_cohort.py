@@ -120,6 +120,18 @@ def test_batches_partition_the_samples(federation, size):
     assert all(batch.active.any() for batch in batches)
 
 
+@pytest.mark.parametrize("ranked", [False, True])
+@pytest.mark.parametrize("size", [0, 7, 64])
+def test_a_batch_knows_its_share_of_a_full_one(federation, size, ranked):
+    data = federation.cohort(torch.arange(federation.n_clients), 1, NEGATIVES)
+    total = data.samples // (1 + NEGATIVES) * NEGATIVES if ranked else data.samples
+    for step, batch in enumerate(data.batches(0, 0, size, ranked=ranked)):
+        for c, count in enumerate(total.tolist()):
+            full = min(size or count, count)
+            left = min(count - step * full, full)
+            assert left <= 0 or float(batch.share[c]) == pytest.approx(left / full)
+
+
 @pytest.mark.parametrize("size", [7, 64])
 def test_runs_name_the_active_clients_and_each_has_one_past(federation, size):
     data = federation.cohort(torch.arange(federation.n_clients), 1, NEGATIVES)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -232,6 +233,7 @@ class Batch:
     label: Tensor | None = None  # (C, B)
     rival: Tensor | None = None  # (C, B) row that a positive's row is ranked against
     mask: Tensor | None = None  # (C, B)
+    share: Tensor | float = 1.0  # (C,) of the size of a client's first batch, less than 1 in its last
     report: bool = True  # whether anyone reads the value of the loss
 
     @cached_property
@@ -330,22 +332,23 @@ class Cohort:
         actives, counted = (left > 0).unbind(), left.clamp(min=1).float().unbind()
         for step in range(most):
             active, count = actives[step], counted[step]
+            given: dict[str, Any] = {"share": count / counted[0], "report": report}
             on = runs if step == 0 else [run for run in runs if each[run.start] > step]
             if counts is not None:
-                yield Batch(count, active, on, counts[0][step], counts[1][step], report=report)
+                yield Batch(count, active, on, counts[0][step], counts[1][step], **given)
                 continue
             window = slice(step * size, min((step + 1) * size, longest))
             if ranked:
-                yield Batch(count, active, on, report=report, **self._ranked(order, window, left[step], alone))
+                yield Batch(count, active, on, **given, **self._ranked(order, window, left[step], alone))
                 continue
             slot, row, label = (
                 x[:, window] if order is None else x.gather(1, order[:, window])
                 for x in (self.slot, self.row, self.label)
             )
             mask = torch.arange(slot.shape[1]) < left[step][:, None]
-            yield Batch(count, active, on, slot=slot, row=row, label=label, mask=mask, report=report)
+            yield Batch(count, active, on, slot=slot, row=row, label=label, mask=mask, **given)
 
-    def _ranked(self, order: Tensor | None, window: slice, left: Tensor, alone: bool) -> dict[str, Tensor | None]:
+    def _ranked(self, order: Tensor | None, window: slice, left: Tensor, alone: bool) -> dict[str, Any]:
         """The pairs of a window: pair n is positive n // k against the negative n % k of its k."""
         pair = torch.arange(window.start, window.stop).expand(len(left), -1) if order is None else order[:, window]
         first = pair // self.negatives * (1 + self.negatives)  # place of the positive among the samples

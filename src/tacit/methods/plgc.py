@@ -147,12 +147,21 @@ class PLGC(Plug, Personal):
         return out | ({"plgc_share": self._share(p)} if self.plgc_mixing else {})
 
     def epoch_weight(self, p: State) -> float:
-        """Of the regulariser in every batch of this epoch: β on average over the epochs of a round."""
+        """Of the regulariser in a full batch of this epoch: β on average over the epochs of a round."""
         if self.plgc_regulariser == "none":
             return 0.0
         epochs = max(self.epochs, 1)
         times = -(-epochs // self.plgc_every)
         return 0.0 if int(p["plgc_epoch"]) % self.plgc_every else self.plgc_beta * epochs / times
+
+    def batch_weight(self, p: State, batch: Batch) -> Tensor | None:
+        """Of the regulariser in a batch, (C,), by its size: few rows say little of how dimensions relate.
+
+        Weighed like a full one, the last batch of an epoch throws its few rows so far that perceptrons diverge
+        (decision 17).
+        """
+        weight = self.epoch_weight(p)
+        return weight * torch.as_tensor(batch.share).expand(len(batch.size)) if weight else None
 
     def mixed(self, p: State) -> State:
         """The leaves as the backbone sees them: Q = λ_c C + (1 − λ_c) G (Eq. 16) in the place of its item table.
@@ -191,8 +200,8 @@ class PLGC(Plug, Personal):
 
     def regularised(self, loss: Value, p: State, batch: Batch) -> Tensor:
         """A loss of the backbone on Q, plus β times the regulariser of C (Eq. 22) in a batch that has it, (C,)."""
-        value = loss(self.mixed(p), batch)
-        return value + weight * self.regulariser(p, batch) if (weight := self.epoch_weight(p)) else value
+        value, weight = loss(self.mixed(p), batch), self.batch_weight(p, batch)
+        return value if weight is None else value + weight * self.regulariser(p, batch)
 
     def regulariser(self, p: State, batch: Batch) -> Tensor:
         """eRR or what stands in its place (Table III), over the rows of a batch, (C,)."""
@@ -224,19 +233,19 @@ class PLGC(Plug, Personal):
         for name, share in self._shares(p).items():
             if name in grads:  # what was written by hand may be overwritten
                 grads[name] = grads[name].mul_(share) if found else grads[name] * share
-        weight = self.epoch_weight(p)
-        if not weight or self._local not in grads:
+        weight = self.batch_weight(p, batch)
+        if weight is None or self._local not in grads:
             return value, grads
-        table = grads[self._local]
+        table, wide = grads[self._local], weight.view(-1, 1, 1)
         if self.plgc_regulariser == "err":
             (local, frozen), (projector, predictor) = self._views(p), (p[n] for n in NETWORK)
             count = counted(batch, local.shape[1])
-            extra, rows, network = err_step(local, frozen, count, projector, predictor, self.plgc_gamma)
-            torch.baddbmm(table, *rows, alpha=weight, out=table)
-            grads |= {n: weight * x for n, x in zip(NETWORK, network, strict=True)}
+            extra, (left, right), network = err_step(local, frozen, count, projector, predictor, self.plgc_gamma)
+            torch.baddbmm(table, left, wide * right, out=table)
+            grads |= {n: wide * x for n, x in zip(NETWORK, network, strict=True)}
         else:
             extra, own = by_autograd(self.regulariser, p, batch, [self._local])
-            table.add_(own[self._local], alpha=weight)
+            table.addcmul_(own[self._local], wide)
         return value + weight * extra, grads
 
     def whole(self, name: str, p: State, down: Payload, data: Cohort) -> Field:
